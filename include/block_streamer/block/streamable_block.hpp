@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <block_streamer/block/weights.hpp>
+#include <block_streamer/core/tensor_spec.hpp>
+
+#include <concepts>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace block_streamer::inline v1 {
+
+/// What a block expects of its storage, checked strictly against the stored tensors once.
+struct WeightSpec {
+  std::string name;  ///< relative to the block: "self_attn.q_proj.weight"
+  Shape shape;
+  bool projection = false;  ///< applied by project(): an adapter may be woven in (2-D, (out, in))
+};
+
+/// @brief One element of the ordered list.
+/// - `Hidden`: what flows from block to block (at::Tensor). `Context`: what all blocks of a pass
+/// share (positions, masks, KV
+///   caches): one type, not a parameter pack.
+/// - `weight_specs()`: called once, before the first pass; index i of Weights is entry i of it.
+/// - `forward(weights, hidden, context)`: a pure function of weights, hidden and context; called
+/// again in backward. A mutable
+///   context (a KV cache) is legal only while grad mode is off. It enqueues on the current stream,
+///   does not synchronize, may not keep or write weights. Exceptions pass through; the streamer
+///   stays usable.
+template <class B>
+concept streamable_block = std::movable<B> &&
+    requires(B& block, const B& constant_block, const Weights& weights,
+             const typename B::Hidden& hidden, typename B::Context& context) {
+  { constant_block.weight_specs() } -> std::same_as<std::vector<WeightSpec>>;
+  { block.forward(weights, hidden, context) } -> std::same_as<typename B::Hidden>;
+};
+
+}  // namespace block_streamer::inline v1
