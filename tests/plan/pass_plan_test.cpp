@@ -16,8 +16,8 @@ namespace {
 
 /// Plays a plan: every visit finds its part, and no fetch replaces a part before the visits it
 /// waits for.
-void check_plan(const bs::PassPlan& plan, const bs::Residency& before, std::uint32_t ahead) {
-  bs::Residency slots = before;
+void check_plan(const bs::PassPlan& plan, const bs::SlotContents& before, std::uint32_t ahead) {
+  bs::SlotContents slots = before;
   std::size_t next_fetch = 0;
   for (std::size_t visit = 0; visit < plan.visits.size(); ++visit) {
     // Issue, in order, every fetch whose slot is free after the visits released so far.
@@ -46,7 +46,7 @@ void check_plan(const bs::PassPlan& plan, const bs::Residency& before, std::uint
 
 /// The fewest fetches any replacement could make, with the parts of the last `ahead` visits
 /// protected.
-std::uint32_t fewest_fetches(const bs::VisitOrder& order, const bs::Residency& slots,
+std::uint32_t fewest_fetches(const bs::VisitOrder& order, const bs::SlotContents& slots,
                              std::uint32_t ahead) {
   using Key = std::pair<std::size_t, std::vector<std::uint32_t>>;
   std::map<Key, std::uint32_t> memo;
@@ -86,7 +86,7 @@ std::uint32_t fewest_fetches(const bs::VisitOrder& order, const bs::Residency& s
 
 TEST_CASE("a first pass fetches every block once, at any depth") {
   for (std::uint32_t ahead = 0; ahead <= 5; ++ahead) {
-    const bs::Residency empty(ahead + 1);
+    const bs::SlotContents empty(ahead + 1);
     const auto order = bs::ascending(0, 8);
     const auto plan = bs::plan_pass(order, {}, empty, {.prefetch_ahead = ahead});
     CHECK(plan.fetches.size() == 8);
@@ -101,7 +101,7 @@ TEST_CASE("at the turn the last blocks of the forward are not fetched again") {
   const std::size_t n = 36;
   for (const std::uint32_t slots : {2U, 3U, 18U, 36U}) {
     const std::uint32_t ahead = slots == 3 ? 2 : 1;
-    bs::Residency residency(slots);
+    bs::SlotContents residency(slots);
     const auto forward = bs::ascending(0, n), backward = bs::descending(0, n);
     std::size_t fetched = 0;
     for (int step = 0; step < 4; ++step) {
@@ -125,7 +125,7 @@ TEST_CASE("repeated forwards keep what does not pass through") {
   const std::size_t n = 30;
   for (const std::uint32_t ahead : {0U, 1U, 2U}) {
     for (const std::uint32_t slots : {ahead + 1, ahead + 5, 29U, 30U}) {
-      bs::Residency residency(slots);
+      bs::SlotContents residency(slots);
       const auto order = bs::ascending(0, n);
       std::size_t fetched = 0;
       for (int pass = 0; pass < 6; ++pass) {
@@ -146,7 +146,7 @@ TEST_CASE("repeated forwards keep what does not pass through") {
 TEST_CASE("half trainable: 64 blocks, 32 slots, LoRA on the top half") {
   // DESIGN: 32 + 1 + prefetch_ahead reads a step in steady state; LRU makes 64, no cache 96.
   for (const std::uint32_t ahead : {0U, 1U, 2U}) {
-    bs::Residency residency(32);
+    bs::SlotContents residency(32);
     const auto forward = bs::ascending(0, 64), backward = bs::descending(32, 64);
     std::size_t fetched = 0;
     for (int step = 0; step < 6; ++step) {
@@ -166,7 +166,7 @@ TEST_CASE("a wrong hint costs traffic only") {
   std::mt19937 random{3};
   for (int round = 0; round < 300; ++round) {
     const std::uint32_t ahead = random() % 3, slots = ahead + 1 + random() % 4;
-    bs::Residency residency(slots);
+    bs::SlotContents residency(slots);
     for (int pass = 0; pass < 4; ++pass) {
       bs::VisitOrder order, hint;
       for (std::uint32_t i = random() % 12; i-- > 0;) order.push_back({bs::block_at(random() % 7)});
@@ -185,7 +185,7 @@ TEST_CASE("farthest next use is optimal against brute force") {
     bs::VisitOrder order;
     for (std::uint32_t i = 1 + random() % 9; i-- > 0;)
       order.push_back({bs::block_at(random() % 6)});
-    const bs::Residency empty(slots);
+    const bs::SlotContents empty(slots);
     const auto plan =
         bs::plan_pass(order, {}, empty, {.prefetch_ahead = ahead, .prefetch_next_pass = false});
     check_plan(plan, empty, ahead);
@@ -194,6 +194,6 @@ TEST_CASE("farthest next use is optimal against brute force") {
 }
 
 TEST_CASE("too few slots are refused") {
-  CHECK_THROWS_AS(bs::plan_pass(bs::ascending(0, 3), {}, bs::Residency(1), {.prefetch_ahead = 1}),
+  CHECK_THROWS_AS(bs::plan_pass(bs::ascending(0, 3), {}, bs::SlotContents(1), {.prefetch_ahead = 1}),
                   bs::ContractViolation);
 }

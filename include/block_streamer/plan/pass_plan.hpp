@@ -16,7 +16,7 @@
 namespace block_streamer::inline v1 {
 
 /// Which part each slot holds, or will hold once everything queued has arrived.
-using Residency = std::vector<std::optional<PartId>>;
+using SlotContents = std::vector<std::optional<PartId>>;
 
 /// One visit of a pass: the part and the slot where it will be found.
 struct PlannedVisit {
@@ -36,7 +36,7 @@ struct PassPlan {
   std::vector<PlannedVisit> visits;
   std::vector<PlannedFetch> fetches;
   std::uint32_t next_pass_fetches = 0;  ///< how many of the fetches serve the hinted next pass
-  Residency residency;                  ///< of every slot, once all fetches have arrived
+  SlotContents residency;                  ///< of every slot, once all fetches have arrived
 };
 
 struct PlanOptions {
@@ -50,7 +50,7 @@ namespace detail {
 class PassPlanner {
  public:
   PassPlanner(std::span<const PartId> order, std::span<const PartId> hint,
-              const Residency& residency, PlanOptions options)
+              const SlotContents& residency, PlanOptions options)
       : uses_{order, hint}, options_{options} {
     plan_.residency = residency;
     plan_.visits.reserve(order.size());
@@ -134,7 +134,7 @@ class PassPlanner {
 /// allocations a pass. Source of the rule: Belady 1966; with prefetch, Cao, Felten, Karlin and Li,
 /// SIGMETRICS 1995.
 [[nodiscard]] inline PassPlan plan_pass(std::span<const PartId> order, std::span<const PartId> hint,
-                                        const Residency& residency, PlanOptions options) {
+                                        const SlotContents& residency, PlanOptions options) {
   expects(residency.size() > options.prefetch_ahead, "a plan needs prefetch_ahead + 1 slots");
   return detail::PassPlanner{order, hint, residency, options}.run(order.size(), hint.size());
 }
