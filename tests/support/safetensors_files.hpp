@@ -34,7 +34,9 @@ class TempFolder {
     std::filesystem::remove_all(path_, ignored);
   }
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
-  [[nodiscard]] std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
+  [[nodiscard]] std::filesystem::path operator/(std::string_view name) const {
+    return path_ / name;
+  }
 
  private:
   std::filesystem::path path_;
@@ -118,9 +120,9 @@ struct RawTensor {
 [[nodiscard]] inline std::string entry_json(std::string_view name, std::string_view dtype,
                                             std::string_view shape, std::string_view begin,
                                             std::string_view end) {
-  return "\"" + std::string{name} + "\":{\"dtype\":\"" + std::string{dtype} + "\",\"shape\":" +
-         std::string{shape} + ",\"data_offsets\":[" + std::string{begin} + "," + std::string{end} +
-         "]}";
+  return "\"" + std::string{name} + "\":{\"dtype\":\"" + std::string{dtype} +
+         "\",\"shape\":" + std::string{shape} + ",\"data_offsets\":[" + std::string{begin} + "," +
+         std::string{end} + "]}";
 }
 
 struct FileOptions {
