@@ -12,8 +12,9 @@
 
 namespace block_streamer::inline v1 {
 
-/// @brief All device memory for weights: equal slots and one bound place for a finisher, in one allocation. What is not in here
-/// does not exist, so the bound on resident blocks holds by construction and no wait enforces it. Addresses are stable.
+/// @brief All device memory for weights: equal slots and one bound place for a finisher, in one
+/// allocation. What is not in here does not exist, so the bound on resident blocks holds by
+/// construction and no wait enforces it. Addresses are stable.
 template <execution_backend Backend>
 class Arena {
  public:

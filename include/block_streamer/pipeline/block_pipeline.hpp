@@ -31,12 +31,14 @@
 namespace block_streamer::inline v1 {
 
 /// @brief The shell around FetchMachine: gives it a mutex, a backend, a storage tier and a loop.
-/// Use it through `begin_pass`, then `acquire` once per visit; a Lease gives the part's bytes until it is destroyed.
-/// **Threads.** One visitor at a time (any thread; externally synchronised; a second pass while one runs is refused); one loop
-/// thread; completions of the tier and the backend from any thread.
-/// **Errors.** The first failure of a read, copy or device is thrown by the next acquire; the pipeline is usable
-/// afterwards, except after a sticky device error.
-/// **Lifetime.** Not movable: operations in flight point to it. The destructor waits for all of them.
+/// Use it through `begin_pass`, then `acquire` once per visit; a Lease gives the part's bytes until
+/// it is destroyed.
+/// **Threads.** One visitor at a time (any thread; externally synchronised; a second pass while one
+/// runs is refused); one loop thread; completions of the tier and the backend from any thread.
+/// **Errors.** The first failure of a read, copy or device is thrown by the next acquire; the
+/// pipeline is usable afterwards, except after a sticky device error.
+/// **Lifetime.** Not movable: operations in flight point to it. The destructor waits for all of
+/// them.
 template <execution_backend Backend, progress_loop Loop = IoLoop, class Rules = AllOrderingRules>
 class BlockPipeline {
  public:
@@ -54,7 +56,8 @@ class BlockPipeline {
         finisher_{std::move(finisher)},
         loop_{std::move(loop)},
         shape_{storage_, backend_, options_, registrations_},
-        machine_{shape_.mode, shape_.transfer.slot_count, shape_.transfer.ticket_count, options_.observer} {
+        machine_{shape_.mode, shape_.transfer.slot_count, shape_.transfer.ticket_count,
+                 options_.observer} {
     inbox_.reserve(2 * std::size_t{shape_.transfer.ticket_count});
     taken_.reserve(inbox_.capacity());
     read_begin_.resize(shape_.transfer.ticket_count);
@@ -73,8 +76,10 @@ class BlockPipeline {
   /// @param hint     what is expected to follow (see plan_pass).
   /// @param compute  the stream that the pass's visits compute on; alive until the pass ends.
   /// @throws ContractViolation if a pass is running; DeviceError after a sticky device error.
-  [[nodiscard]] Pass begin_pass(std::span<const PartId> order, std::span<const PartId> hint, Stream& compute) {
-    expects(!pass_running_, "a pass is running: calls must not overlap, nor come from inside a block");
+  [[nodiscard]] Pass begin_pass(std::span<const PartId> order, std::span<const PartId> hint,
+                                Stream& compute) {
+    expects(!pass_running_,
+            "a pass is running: calls must not overlap, nor come from inside a block");
     failure_.rethrow_if_lost();
     open();
     if (failed()) recover();
@@ -84,7 +89,8 @@ class BlockPipeline {
       Guard guard{mutex_, backend_};
       plan = plan_pass(order, hint, machine_.expected(),
                        {shape_.prefetch_ahead, options_.prefetch_next_pass});
-      machine_.begin_pass(plan, [this](PartId part) -> const ReadPlan& { return shape_.reads_of(part); });
+      machine_.begin_pass(plan,
+                          [this](PartId part) -> const ReadPlan& { return shape_.reads_of(part); });
       pass_running_ = true;
     }
     Pass pass{*this, std::move(plan.visits), compute};
@@ -97,7 +103,8 @@ class BlockPipeline {
     wait_quiet();
     if (transfers_ && !failure_.lost()) transfers_->synchronize_copies();
   }
-  /// @brief Drains, evicts every block and gives device and staging memory back. The next pass takes them again.
+  /// @brief Drains, evicts every block and gives device and staging memory back. The next pass
+  /// takes them again.
   void close() {
     expects(!pass_running_, "a pass is running: it must end before close");
     drain();
@@ -191,12 +198,12 @@ class BlockPipeline {
     const Chunk& chunk = action.reads->chunks[action.chunk];
     const std::span<std::byte> out = destination(action, chunk);
     if (options_.trace.enabled()) read_begin_[action.ticket] = backend_.now();
-    storage_.async_read(action.part.block, chunk.image, out,
-                        [this, action](std::error_code error, std::size_t) {
-                          read_ended(action, error);
-                        });
+    storage_.async_read(
+        action.part.block, chunk.image, out,
+        [this, action](std::error_code error, std::size_t) { read_ended(action, error); });
   }
-  [[nodiscard]] std::span<std::byte> destination(const FetchAction& action, const Chunk& chunk) const noexcept {
+  [[nodiscard]] std::span<std::byte> destination(const FetchAction& action,
+                                                 const Chunk& chunk) const noexcept {
     if (shape_.mode == FetchMode::staged) {
       return transfers_->chunk(action.ticket).first(chunk.image.byte_count);
     }
@@ -218,7 +225,8 @@ class BlockPipeline {
       machine_.copied(action.ticket);
     }
     transfers_->notify_drained(action.ticket, [this, action, begin](std::error_code, std::size_t) {
-      trace("copy", Lane::copy_in, action.part, begin, action.reads->chunks[action.chunk].image.byte_count);
+      trace("copy", Lane::copy_in, action.part, begin,
+            action.reads->chunks[action.chunk].image.byte_count);
       deliver(What::drained, action.ticket);
     });
   }
@@ -240,7 +248,8 @@ class BlockPipeline {
   void take_messages() {
     taken_.swap(inbox_);
     for (const Message& message : taken_) {
-      message.what == What::arrived ? machine_.arrived(message.ticket) : machine_.drained(message.ticket);
+      message.what == What::arrived ? machine_.arrived(message.ticket)
+                                    : machine_.drained(message.ticket);
     }
     taken_.clear();
   }
@@ -326,8 +335,10 @@ class BlockPipeline {
     Guard guard{mutex_, backend_};
     machine_.slots.statistics.device_wait_s += seconds(backend_.now() - begin);
   }
-  std::span<std::byte> finish(const PlannedVisit& visit, std::span<std::byte> wire, Stream& compute) {
-    const std::span<std::byte> bound = transfers_->bound().first(finisher_->bound_byte_count(visit.part));
+  std::span<std::byte> finish(const PlannedVisit& visit, std::span<std::byte> wire,
+                              Stream& compute) {
+    const std::span<std::byte> bound =
+        transfers_->bound().first(finisher_->bound_byte_count(visit.part));
     touch(wire, Access::read, compute);
     touch(bound, Access::write, compute);
     finisher_->enqueue(visit.part, wire, bound, compute);
@@ -365,8 +376,10 @@ class BlockPipeline {
   [[nodiscard]] Nanoseconds trace_time() const noexcept {
     return options_.trace.enabled() ? backend_.now() : Nanoseconds{};
   }
-  void trace(std::string_view name, Lane lane, PartId part, Nanoseconds begin, std::uint64_t bytes) noexcept {
-    if (options_.trace.enabled()) options_.trace.record({name, lane, 0, part, begin, backend_.now(), bytes});
+  void trace(std::string_view name, Lane lane, PartId part, Nanoseconds begin,
+             std::uint64_t bytes) noexcept {
+    if (options_.trace.enabled())
+      options_.trace.record({name, lane, 0, part, begin, backend_.now(), bytes});
   }
   [[nodiscard]] static double seconds(Nanoseconds time) noexcept {
     return std::chrono::duration<double>(time).count();

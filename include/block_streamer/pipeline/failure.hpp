@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <block_streamer/core/error.hpp>
 #include <block_streamer/core/byte_range.hpp>
+#include <block_streamer/core/error.hpp>
 #include <block_streamer/storage/any_storage.hpp>
 
 #include <exception>
@@ -12,7 +12,8 @@
 
 namespace block_streamer::inline v1 {
 
-/// The first cause of a failure, and whether the device is lost with it. **Threads.** Externally synchronised.
+/// The first cause of a failure, and whether the device is lost with it. **Threads.** Externally
+/// synchronised.
 class Failure {
  public:
   /// @brief Keeps the cause if it is the first since clear().
@@ -25,7 +26,9 @@ class Failure {
   void clear() noexcept { cause_ = nullptr; }
   /// @throws DeviceError if no later call can succeed.
   void rethrow_if_lost() const {
-    if (lost_) throw DeviceError{"the device context was lost by an earlier error; make a new streamer", 0, true};
+    if (lost_)
+      throw DeviceError{"the device context was lost by an earlier error; make a new streamer", 0,
+                        true};
   }
 
  private:
@@ -42,13 +45,15 @@ class Failure {
   bool lost_ = false;
 };
 
-/// @brief What the visitor is told of a failed read: block, file, offset, tensor as far as the tier knows, and the cause.
-[[nodiscard]] inline std::exception_ptr read_failure(const AnyStorage& storage, BlockId block, ByteRange image,
+/// @brief What the visitor is told of a failed read: block, file, offset, tensor as far as the tier
+/// knows, and the cause.
+[[nodiscard]] inline std::exception_ptr read_failure(const AnyStorage& storage, BlockId block,
+                                                     ByteRange image,
                                                      std::error_code error) noexcept {
   try {
-    return std::make_exception_ptr(StorageError{
-        to_string(PartId{block}) + ", " + storage.locate(block, image.offset),
-        "reading " + std::to_string(image.byte_count) + " bytes failed", error});
+    return std::make_exception_ptr(
+        StorageError{to_string(PartId{block}) + ", " + storage.locate(block, image.offset),
+                     "reading " + std::to_string(image.byte_count) + " bytes failed", error});
   } catch (...) {
     return std::current_exception();
   }

@@ -25,7 +25,8 @@ enum class FetchMode : std::uint8_t {
 struct FetchAction {
   enum class Kind : std::uint8_t {
     read,      ///< start the read of `chunk`; report arrived(ticket)
-    copy,      ///< issue the copies out of the ticket's chunk; report copied(ticket), later drained(ticket)
+    copy,      ///< issue the copies out of the ticket's chunk; report copied(ticket), later
+               ///< drained(ticket)
     copy_all,  ///< issue all copies of the part from the tier's memory; report copied_all(slot)
   };
   Kind kind = Kind::read;
@@ -34,13 +35,15 @@ struct FetchAction {
   std::uint32_t chunk = 0;
   std::uint32_t ticket = 0;
   const ReadPlan* reads = nullptr;
-  bool wait_for_release = false;  ///< before it, the copy stream must wait for the slot's latest release
-  bool last = false;              ///< after it, the part is complete in the order of the copy stream
+  bool wait_for_release =
+      false;          ///< before it, the copy stream must wait for the slot's latest release
+  bool last = false;  ///< after it, the part is complete in the order of the copy stream
 };
 
-/// @brief The pipeline's logic as a sans-I/O state machine: events in, actions out, no thread, clock or executor.
-/// Chunks are granted a ticket in plan order, and only once their slot's release was issued; so every granted one
-/// drains without the caller, and nobody holds one ticket while waiting for another: staging cannot deadlock.
+/// @brief The pipeline's logic as a sans-I/O state machine: events in, actions out, no thread,
+/// clock or executor. Chunks are granted a ticket in plan order, and only once their slot's release
+/// was issued; so every granted one drains without the caller, and nobody holds one ticket while
+/// waiting for another: staging cannot deadlock.
 /// **Threads.** Externally synchronised: the shell's mutex.
 /// **Cost.** O(1) an event; no allocation once the largest pass was seen.
 template <class Rules = AllOrderingRules>
@@ -52,7 +55,8 @@ class FetchMachine {
     expects(slot_count > 0 && ticket_count > 0, "a pipeline has a slot and room for a read");
   }
 
-  /// @brief What each slot holds, or will hold once everything queued has arrived: where the next plan starts.
+  /// @brief What each slot holds, or will hold once everything queued has arrived: where the next
+  /// plan starts.
   [[nodiscard]] SlotContents expected() const {
     SlotContents contents;
     for (const Slot& slot : slots.all()) contents.push_back(slot.part);
@@ -69,7 +73,8 @@ class FetchMachine {
   [[nodiscard]] bool quiet() const noexcept { return tickets_.all_free(); }
 
   // ---- events of the visitor
-  /// @brief A pass begins; its fetches queue behind those of earlier passes. `reads_of(part)`: a ReadPlan that outlives it.
+  /// @brief A pass begins; its fetches queue behind those of earlier passes. `reads_of(part)`: a
+  /// ReadPlan that outlives it.
   template <class ReadsOf>
   void begin_pass(const PassPlan& plan, ReadsOf&& reads_of) {
     queue_.trim();
@@ -93,7 +98,8 @@ class FetchMachine {
     slots.move(visit.slot, Residency::released, epoch_);
     ++released_;
   }
-  /// @brief The pass is over, complete or not. Fetches that waited for visits which will not come are forgotten.
+  /// @brief The pass is over, complete or not. Fetches that waited for visits which will not come
+  /// are forgotten.
   void end_pass() {
     queue_.drop_unbegun([this](const Fetch& f) { return !open(f); });
     in_pass_ = false;
@@ -119,8 +125,8 @@ class FetchMachine {
   /// @brief All copies of the part in this slot were issued.
   void copied_all(std::uint32_t slot) { slots.move(slot, Residency::resident, epoch_); }
 
-  /// @brief Something failed: grants nothing more; what is in flight only returns its ticket. A ticket that failed itself is
-  /// reported by arrived() too.
+  /// @brief Something failed: grants nothing more; what is in flight only returns its ticket. A
+  /// ticket that failed itself is reported by arrived() too.
   void fail() {
     failed_ = true;
     for (Fetch& fetch : queue_.all()) {
@@ -165,7 +171,8 @@ class FetchMachine {
     const Fetch* fetch = queue_.to_grant();
     return fetch != nullptr && open(*fetch);
   }
-  /// What was computed before the fetch's pass is ordered by the pass's fork; what came since, by the slot's event.
+  /// What was computed before the fetch's pass is ordered by the pass's fork; what came since, by
+  /// the slot's event.
   [[nodiscard]] bool must_wait(const Fetch& fetch) const noexcept {
     return Rules::wait_for_release && slots[fetch.slot].release_epoch >= fetch.epoch;
   }
@@ -195,7 +202,8 @@ class FetchMachine {
       const std::uint32_t ticket = tickets_.grant(queue_.cursor_id(), chunk);
       slots.statistics.bytes_read += fetch.reads->chunks[chunk].image.byte_count;
       if (fetch.granted == fetch.chunk_count()) queue_.advance();
-      return FetchAction{FetchAction::Kind::read, fetch.part, fetch.slot, chunk, ticket, fetch.reads};
+      return FetchAction{
+          FetchAction::Kind::read, fetch.part, fetch.slot, chunk, ticket, fetch.reads};
     }
     return std::nullopt;
   }
@@ -240,8 +248,14 @@ class FetchMachine {
       fetch.granted = fetch.arrived = fetch.chunk_count();
       if (fetch.chunk_count() == 0) continue;
       slots.statistics.bytes_copied += fetch.reads->needed_byte_count;
-      return FetchAction{FetchAction::Kind::copy_all, fetch.part, fetch.slot, 0, 0, fetch.reads,
-                         must_wait(fetch), true};
+      return FetchAction{FetchAction::Kind::copy_all,
+                         fetch.part,
+                         fetch.slot,
+                         0,
+                         0,
+                         fetch.reads,
+                         must_wait(fetch),
+                         true};
     }
     return std::nullopt;
   }

@@ -16,8 +16,9 @@ namespace block_streamer::inline v1 {
 struct Fetch {
   PartId part{};
   std::uint32_t slot = 0;
-  std::uint32_t after_visits = 0;  ///< its slot is free once so many visits of its pass were released
-  std::uint64_t epoch = 0;         ///< the pass that asked for it
+  std::uint32_t after_visits =
+      0;                    ///< its slot is free once so many visits of its pass were released
+  std::uint64_t epoch = 0;  ///< the pass that asked for it
   const ReadPlan* reads = nullptr;
   std::uint32_t granted = 0;  ///< chunks whose read (or copy) was granted
   std::uint32_t arrived = 0;  ///< chunks that are in the slot, in the order of the device
@@ -56,9 +57,9 @@ class FetchQueue {
   template <class Doomed>
   void drop_unbegun(Doomed&& doomed) {
     const auto from = fetches_.begin() + static_cast<std::ptrdiff_t>(cursor_);
-    fetches_.erase(std::remove_if(from, fetches_.end(),
-                                  [&](const Fetch& f) { return !f.begun && doomed(f); }),
-                   fetches_.end());
+    fetches_.erase(
+        std::remove_if(from, fetches_.end(), [&](const Fetch& f) { return !f.begun && doomed(f); }),
+        fetches_.end());
   }
   /// @brief Forgets everything. @pre nothing is in flight.
   void clear() noexcept {
@@ -72,8 +73,8 @@ class FetchQueue {
 
  private:
   std::vector<Fetch> fetches_;
-  std::uint64_t base_ = 0;   ///< id of the first
-  std::size_t cursor_ = 0;   ///< everything before it is granted
+  std::uint64_t base_ = 0;  ///< id of the first
+  std::size_t cursor_ = 0;  ///< everything before it is granted
 };
 
 }  // namespace block_streamer::inline v1

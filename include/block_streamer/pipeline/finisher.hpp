@@ -10,9 +10,10 @@
 
 namespace block_streamer::inline v1 {
 
-/// @brief The seam between "bytes arrived" and "weights usable": turns a part's wire bytes into the form that the block computes
-/// with (another dtype, decompressed). Runs on the compute stream after the bytes are there, into the arena's one bound
-/// place; compute is serial, so one place serves all. The wire slot is released right after it. One virtual call a visit.
+/// @brief The seam between "bytes arrived" and "weights usable": turns a part's wire bytes into the
+/// form that the block computes with (another dtype, decompressed). Runs on the compute stream
+/// after the bytes are there, into the arena's one bound place; compute is serial, so one place
+/// serves all. The wire slot is released right after it. One virtual call a visit.
 template <execution_backend Backend>
 class Finisher {
  public:

@@ -5,8 +5,8 @@
 
 namespace block_streamer::inline v1 {
 
-/// @brief A lock that a checking backend sees: threads that hand over through a mutex are ordered by it, which only the mutex
-/// knows. Costs nothing with any other backend.
+/// @brief A lock that a checking backend sees: threads that hand over through a mutex are ordered
+/// by it, which only the mutex knows. Costs nothing with any other backend.
 template <class Backend>
 class VisibleLock {
  public:
@@ -16,7 +16,7 @@ class VisibleLock {
   VisibleLock(const VisibleLock&) = delete;
   VisibleLock& operator=(const VisibleLock&) = delete;
   ~VisibleLock() {
-    if constexpr (requires(Backend& b, std::mutex* m) { b.host_release(m); }) {
+    if constexpr (requires(Backend & b, std::mutex * m) { b.host_release(m); }) {
       backend_.host_release(lock_.mutex());
     }
   }

@@ -3,10 +3,11 @@
 
 namespace block_streamer::inline v1 {
 
-/// @brief The ordering rules of the pipeline, as a policy. Programs use this one; a test derives from it and switches one rule
-/// off, to show that the proof of that rule fails without it.
+/// @brief The ordering rules of the pipeline, as a policy. Programs use this one; a test derives
+/// from it and switches one rule off, to show that the proof of that rule fails without it.
 struct AllOrderingRules {
-  /// 1. The copy stream waits, on the device, for the release of the residency that a copy overwrites.
+  /// 1. The copy stream waits, on the device, for the release of the residency that a copy
+  /// overwrites.
   static constexpr bool wait_for_release = true;
   /// 2. A fetch begins only after its slot's release was issued by the caller.
   static constexpr bool begin_after_release = true;

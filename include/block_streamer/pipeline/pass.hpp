@@ -5,20 +5,25 @@
 
 namespace block_streamer::inline v1 {
 
-/// @brief The bytes of one visit, until destroyed; then the release is recorded on the compute stream, on every path.
+/// @brief The bytes of one visit, until destroyed; then the release is recorded on the compute
+/// stream, on every path.
 /// **Threads.** The visitor's. **Lifetime.** Ends before its pass, and before the next acquire.
 template <execution_backend Backend, progress_loop Loop, class Rules>
 class BlockPipeline<Backend, Loop, Rules>::Lease {
  public:
   Lease(Lease&& other) noexcept
-      : pass_{std::exchange(other.pass_, nullptr)}, visit_{other.visit_}, bytes_{other.bytes_}, begin_{other.begin_} {}
+      : pass_{std::exchange(other.pass_, nullptr)},
+        visit_{other.visit_},
+        bytes_{other.bytes_},
+        begin_{other.begin_} {}
   Lease& operator=(Lease&&) = delete;
   ~Lease() {
     if (pass_ != nullptr) pass_->release(*this);
   }
 
   [[nodiscard]] PartId part() const noexcept { return visit_.part; }
-  /// @brief What to compute with: the slot, or the bound form where there is a finisher. A device address range.
+  /// @brief What to compute with: the slot, or the bound form where there is a finisher. A device
+  /// address range.
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
 
  private:
@@ -31,8 +36,8 @@ class BlockPipeline<Backend, Loop, Rules>::Lease {
   Nanoseconds begin_;
 };
 
-/// @brief One walk over the visit order. Destroying it before its end aborts it: what is in flight completes, the rest is
-/// forgotten.
+/// @brief One walk over the visit order. Destroying it before its end aborts it: what is in flight
+/// completes, the rest is forgotten.
 template <execution_backend Backend, progress_loop Loop, class Rules>
 class BlockPipeline<Backend, Loop, Rules>::Pass {
  public:
@@ -48,9 +53,10 @@ class BlockPipeline<Backend, Loop, Rules>::Pass {
   }
 
   [[nodiscard]] bool done() const noexcept { return next_ == visits_.size(); }
-  /// @brief The next visit's bytes. Waits on the host while its reads are not finished; never for the device.
-  /// @throws StorageError, DeviceError: the first failure since the last acquire. ContractViolation if the pass is done or the
-  /// previous lease still lives.
+  /// @brief The next visit's bytes. Waits on the host while its reads are not finished; never for
+  /// the device.
+  /// @throws StorageError, DeviceError: the first failure since the last acquire. ContractViolation
+  /// if the pass is done or the previous lease still lives.
   [[nodiscard]] Lease acquire() {
     expects(!done(), "the pass has no further visit");
     expects(!leased_, "the previous lease must end before the next acquire");

@@ -18,11 +18,10 @@
 
 namespace block_streamer::inline v1 {
 
-/// @brief What follows from tier, backend and options once and for all: how bytes travel, how many slots there are and
-/// how large, and the reads of every block.
+/// @brief What follows from tier, backend and options once and for all: how bytes travel, how many
+/// slots there are and how large, and the reads of every block.
 class PipelineShape {
  public:
-
   /// @param registrations  receives the page-locks of the tier's memory, if it is used from there.
   /// @throws Error naming the block if one needs more than the slot budget.
   template <execution_backend Backend>
@@ -34,7 +33,8 @@ class PipelineShape {
     plan_blocks(storage, options);
     const auto blocks = static_cast<std::uint32_t>(storage.block_count());
     prefetch_ahead = std::min(options.prefetch_ahead, blocks - 1);
-    const std::uint64_t stride = std::max<std::uint64_t>(round_up(transfer.slot_byte_count, tensor_alignment), 1);
+    const std::uint64_t stride =
+        std::max<std::uint64_t>(round_up(transfer.slot_byte_count, tensor_alignment), 1);
     const std::uint64_t cached = std::min<std::uint64_t>(options.device_budget / stride, blocks);
     transfer.slot_count = std::min(blocks, prefetch_ahead + 1 + static_cast<std::uint32_t>(cached));
     count_tickets(options);
@@ -43,7 +43,9 @@ class PipelineShape {
   struct Reads : ReadPlan {
     std::uint64_t slot_byte_count = 0;
   };
-  [[nodiscard]] const Reads& reads_of(PartId part) const noexcept { return reads_[index_of(part.block)]; }
+  [[nodiscard]] const Reads& reads_of(PartId part) const noexcept {
+    return reads_[index_of(part.block)];
+  }
 
   FetchMode mode = FetchMode::staged;
   std::uint32_t prefetch_ahead = 0;  ///< as asked, but less than the number of blocks
@@ -53,7 +55,8 @@ class PipelineShape {
   template <execution_backend Backend>
   static FetchMode choose_mode(const AnyStorage& storage, Backend& backend,
                                std::vector<typename Backend::HostRegistration>& registrations) {
-    if (storage.addressable() && lock_regions(storage, backend, registrations)) return FetchMode::addressed;
+    if (storage.addressable() && lock_regions(storage, backend, registrations))
+      return FetchMode::addressed;
     bool any_alignment = true;
     for (std::size_t b = 0; b < storage.block_count(); ++b) {
       any_alignment = any_alignment && storage.image(block_at(b)).read_granularity == 1;
@@ -81,13 +84,15 @@ class PipelineShape {
       const BlockImage& image = storage.image(block_at(b));
       Reads reads{mode == FetchMode::staged
                       ? plan_staged_reads(image, 0, options.chunk_byte_count)
-                      : plan_direct_reads(image, 0, mode == FetchMode::in_place
-                                                        ? options.chunk_byte_count
-                                                        : std::max<std::uint64_t>(image.byte_count, 1)),
+                      : plan_direct_reads(image, 0,
+                                          mode == FetchMode::in_place
+                                              ? options.chunk_byte_count
+                                              : std::max<std::uint64_t>(image.byte_count, 1)),
                   image.layout.slot_byte_count[0]};
       if (options.slot_byte_budget && reads.slot_byte_count > *options.slot_byte_budget) {
-        throw Error{to_string(PartId{block_at(b)}) + " needs a slot of " + std::to_string(reads.slot_byte_count) +
-                    " bytes, the budget is " + std::to_string(*options.slot_byte_budget)};
+        throw Error{to_string(PartId{block_at(b)}) + " needs a slot of " +
+                    std::to_string(reads.slot_byte_count) + " bytes, the budget is " +
+                    std::to_string(*options.slot_byte_budget)};
       }
       transfer.slot_byte_count = std::max(transfer.slot_byte_count, reads.slot_byte_count);
       reads_.push_back(std::move(reads));

@@ -13,8 +13,8 @@ namespace block_streamer::inline v1 {
 struct Slot {
   std::optional<PartId> part;
   Residency state = Residency::empty;
-  std::uint64_t byte_count = 0;      ///< slot bytes of the part
-  std::uint64_t release_epoch = 0;   ///< the pass of the latest release; 0: never released
+  std::uint64_t byte_count = 0;     ///< slot bytes of the part
+  std::uint64_t release_epoch = 0;  ///< the pass of the latest release; 0: never released
 };
 
 /// @brief The moves that a slot may make.

@@ -13,7 +13,8 @@
 
 namespace block_streamer::inline v1 {
 
-/// @brief All slots, with the one function that changes a slot's state: every change is checked, counted and reported there.
+/// @brief All slots, with the one function that changes a slot's state: every change is checked,
+/// counted and reported there.
 /// **Threads.** Externally synchronised.
 class SlotTable {
  public:
@@ -29,7 +30,8 @@ class SlotTable {
            (held.state == Residency::resident || held.state == Residency::released);
   }
 
-  /// @brief Puts a new part in the slot, whatever was there before. @throws ContractViolation if a visit still uses it.
+  /// @brief Puts a new part in the slot, whatever was there before. @throws ContractViolation if a
+  /// visit still uses it.
   void begin_fetch(std::uint32_t slot, PartId part, std::uint64_t byte_count, std::uint64_t epoch) {
     clear(slot, epoch);
     slots_[slot].part = part;

@@ -23,8 +23,10 @@ struct TransferShape {
   std::uint64_t chunk_byte_count = 0;  ///< of a staging chunk; 0: no staging
 };
 
-/// @brief Device memory, staging, the copy stream and all events of a pipeline, and the operations on them. Decides nothing.
-/// **Threads.** The copy operations: one enqueuing thread at a time (the visitor, or the I/O loop). The others: the visitor.
+/// @brief Device memory, staging, the copy stream and all events of a pipeline, and the operations
+/// on them. Decides nothing.
+/// **Threads.** The copy operations: one enqueuing thread at a time (the visitor, or the I/O loop).
+/// The others: the visitor.
 template <execution_backend Backend>
 class Transfers {
  public:
@@ -39,7 +41,8 @@ class Transfers {
         pass_end_{backend.make_event()} {
     if (shape.chunk_byte_count > 0) {
       staging_.emplace(backend, shape.ticket_count, shape.chunk_byte_count);
-      for (std::uint32_t i = 0; i < shape.ticket_count; ++i) drained_.push_back(backend.make_event());
+      for (std::uint32_t i = 0; i < shape.ticket_count; ++i)
+        drained_.push_back(backend.make_event());
     }
     for (std::uint32_t i = 0; i < shape.slot_count; ++i) {
       ready_.push_back(backend.make_event());
@@ -47,7 +50,9 @@ class Transfers {
     }
   }
 
-  [[nodiscard]] std::span<std::byte> slot(std::uint32_t index) const noexcept { return arena_.slot(index); }
+  [[nodiscard]] std::span<std::byte> slot(std::uint32_t index) const noexcept {
+    return arena_.slot(index);
+  }
   [[nodiscard]] std::span<std::byte> bound() const noexcept { return arena_.bound(); }
   [[nodiscard]] std::span<std::byte> chunk(std::uint32_t ticket) const noexcept {
     return staging_->chunk(ticket);
@@ -57,7 +62,8 @@ class Transfers {
     return staging_ ? staging_->byte_count() : 0;
   }
 
-  /// @brief The pass may use what earlier passes computed with, and nothing is overwritten before they did.
+  /// @brief The pass may use what earlier passes computed with, and nothing is overwritten before
+  /// they did.
   void begin_pass(Stream& compute, bool fork_copies) {
     if (passes_ > 0) backend_.wait(compute, pass_end_);  // the caller may have changed streams
     ++passes_;
@@ -69,9 +75,12 @@ class Transfers {
 
   void wait_ready(Stream& compute, std::uint32_t slot) { backend_.wait(compute, ready_[slot]); }
   void synchronize_ready(std::uint32_t slot) { backend_.synchronize(ready_[slot]); }
-  void record_release(Stream& compute, std::uint32_t slot) { backend_.record(released_[slot], compute); }
+  void record_release(Stream& compute, std::uint32_t slot) {
+    backend_.record(released_[slot], compute);
+  }
 
-  /// @brief Issues the copies of one staged chunk; `drained` is called when the chunk may be refilled.
+  /// @brief Issues the copies of one staged chunk; `drained` is called when the chunk may be
+  /// refilled.
   void copy_chunk(const FetchAction& action) {
     if (action.wait_for_release) backend_.wait(copy_, released_[action.slot]);
     const Chunk& chunk = action.reads->chunks[action.chunk];
@@ -99,7 +108,8 @@ class Transfers {
   }
 
  private:
-  void copy_pieces(const FetchAction& action, const Chunk& chunk, std::span<const std::byte> source) {
+  void copy_pieces(const FetchAction& action, const Chunk& chunk,
+                   std::span<const std::byte> source) {
     const std::span<std::byte> slot = arena_.slot(action.slot);
     for (const CopyPiece& piece : action.reads->pieces_of(chunk)) {
       backend_.copy_async(slot.subspan(piece.slot_offset, piece.byte_count),
