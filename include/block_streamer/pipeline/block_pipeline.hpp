@@ -4,16 +4,17 @@
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/core/expects.hpp>
 #include <block_streamer/device/execution_backend.hpp>
+#include <block_streamer/device/host_edges.hpp>
 #include <block_streamer/io/io_loop.hpp>
 #include <block_streamer/io/progress_loop.hpp>
 #include <block_streamer/pipeline/failure.hpp>
 #include <block_streamer/pipeline/fetch_machine.hpp>
 #include <block_streamer/pipeline/finisher.hpp>
-#include <block_streamer/pipeline/host_edges.hpp>
 #include <block_streamer/pipeline/options.hpp>
 #include <block_streamer/pipeline/ordering_rules.hpp>
 #include <block_streamer/pipeline/pipeline_shape.hpp>
 #include <block_streamer/pipeline/transfers.hpp>
+#include <block_streamer/pipeline/visible_lock.hpp>
 #include <block_streamer/plan/pass_plan.hpp>
 #include <block_streamer/plan/visit_order.hpp>
 #include <block_streamer/storage/any_storage.hpp>
@@ -70,7 +71,13 @@ class BlockPipeline {
   }
   BlockPipeline(const BlockPipeline&) = delete;
   BlockPipeline& operator=(const BlockPipeline&) = delete;
-  ~BlockPipeline() { wait_quiet(); }
+  ~BlockPipeline() {
+    wait_quiet();
+    try {
+      if (transfers_) transfers_->synchronize_copies();
+    } catch (...) {  // a lost device has nothing in flight
+    }
+  }
 
   /// @brief Begins a pass over `order`, planned from what is resident now.
   /// @param hint     what is expected to follow (see plan_pass).
@@ -112,6 +119,13 @@ class BlockPipeline {
     if (machine_.failed()) machine_.reset_failure();
     machine_.evict_all();
     transfers_.reset();
+  }
+  /// @brief The tier, for another pipeline. @pre close() was called; this pipeline is not used
+  /// again.
+  [[nodiscard]] AnyStorage take_storage() {
+    expects(!is_open(), "the storage of an open pipeline is in use");
+    registrations_.clear();
+    return std::move(storage_);
   }
   [[nodiscard]] bool is_open() const noexcept { return transfers_.has_value(); }
 
@@ -164,19 +178,23 @@ class BlockPipeline {
     loop_->post([](void* self) noexcept { static_cast<BlockPipeline*>(self)->pump(); }, this);
   }
   void pump() noexcept {
-    for (;;) {
-      std::optional<FetchAction> action;
-      {
-        Guard guard{mutex_, backend_};
-        take_messages();
-        action = machine_.next();
-        if (!action && inbox_.empty()) {
-          pump_scheduled_ = false;
-          return;
-        }
-      }
-      if (action) perform(*action);
+    while (const auto action = decide()) perform(*action);
+  }
+  /// The next thing to do; nullopt once there is nothing, and the next event will schedule the pump
+  /// again.
+  [[nodiscard]] std::optional<FetchAction> decide() noexcept {
+    try {
+      Guard guard{mutex_, backend_};
+      take_messages();
+      auto action = machine_.next();
+      pump_scheduled_ = action.has_value();
+      return action;
+    } catch (...) {  // an impossible move: a broken rule is reported, not obeyed
+      failed_with(std::current_exception());
     }
+    Guard guard{mutex_, backend_};
+    pump_scheduled_ = false;
+    return std::nullopt;
   }
   void perform(const FetchAction& action) noexcept {
     try {
@@ -198,6 +216,8 @@ class BlockPipeline {
     const Chunk& chunk = action.reads->chunks[action.chunk];
     const std::span<std::byte> out = destination(action, chunk);
     if (options_.trace.enabled()) read_begin_[action.ticket] = backend_.now();
+    publish_host_edge(backend_,
+                      &read_begin_[action.ticket]);  // whoever completes the read comes after this
     storage_.async_read(
         action.part.block, chunk.image, out,
         [this, action](std::error_code error, std::size_t) { read_ended(action, error); });
@@ -212,6 +232,7 @@ class BlockPipeline {
   }
   void read_ended(const FetchAction& action, std::error_code error) noexcept {
     const Chunk& chunk = action.reads->chunks[action.chunk];
+    accept_host_edge(backend_, &read_begin_[action.ticket]);
     backend_.touch_on_host(destination(action, chunk), Access::write);
     trace("read", Lane::storage, action.part, read_begin_[action.ticket], chunk.image.byte_count);
     if (error) failed_with(read_failure(storage_, action.part.block, chunk.image, error));
@@ -349,11 +370,12 @@ class BlockPipeline {
     end_visit(visit, compute);  // the wire slot is free as soon as it is converted
     return bound;
   }
-  void end_visit(const PlannedVisit& visit, Stream& compute) {
+  void end_visit(const PlannedVisit& visit, Stream& compute, bool discarded = false) {
     transfers_->record_release(compute, visit.slot);
     {
       Guard guard{mutex_, backend_};
       machine_.release(visit);
+      if (discarded) machine_.slots.clear(visit.slot, machine_.epoch());
     }
     progress();
   }
@@ -374,7 +396,7 @@ class BlockPipeline {
   }
 
   [[nodiscard]] Nanoseconds trace_time() const noexcept {
-    return options_.trace.enabled() ? backend_.now() : Nanoseconds{};
+    return options_.trace.enabled() ? backend_.now() : Nanoseconds::zero();
   }
   void trace(std::string_view name, Lane lane, PartId part, Nanoseconds begin,
              std::uint64_t bytes) noexcept {
