@@ -1,0 +1,25 @@
+# The headers of each target, as installed; tests/layering/check_layers.py --update writes this file.
+set(BLOCK_STREAMER_CORE_HEADERS
+  core/block_image.hpp
+  core/block_layout.hpp
+  core/byte_range.hpp
+  core/config.hpp
+  core/dtype.hpp
+  core/error.hpp
+  core/expects.hpp
+  core/ids.hpp
+  core/io_completion.hpp
+  core/tensor_spec.hpp
+  device/execution_backend.hpp
+  trace/trace_sink.hpp)
+set(BLOCK_STREAMER_IO_HEADERS
+  io/progress_loop.hpp
+  storage/any_storage.hpp
+  storage/storage_tier.hpp)
+set(BLOCK_STREAMER_CUDA_HEADERS)
+set(BLOCK_STREAMER_TORCH_HEADERS
+  block/adapter_table.hpp
+  block/projection.hpp
+  block/streamable_block.hpp
+  block/weights.hpp)
+set(BLOCK_STREAMER_TORCH_CUDA_HEADERS)
