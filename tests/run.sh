@@ -54,6 +54,7 @@ format_check() {
 main() {
   local group=base
   [ "$mode" = full ] && group=full
+  setup_announce "$group"
   setup_packages "$group"
   setup_torch
   export BLOCK_STREAMER_SMOLLM2=${BLOCK_STREAMER_SMOLLM2:-$SETUP_ROOT/models/SmolLM2-135M-Instruct}
