@@ -1,5 +1,16 @@
 # The headers of each target, as installed; tests/layering/check_layers.py --update writes this file.
 set(BLOCK_STREAMER_CORE_HEADERS
+  checkpoint/block_image_check.hpp
+  checkpoint/block_map.hpp
+  checkpoint/checkpoint.hpp
+  checkpoint/checkpoint_files.hpp
+  checkpoint/checkpoint_index.hpp
+  checkpoint/extents.hpp
+  checkpoint/json_file.hpp
+  checkpoint/safetensors_header.hpp
+  checkpoint/safetensors_parser.hpp
+  checkpoint/safetensors_writer.hpp
+  checkpoint/stored_tensor.hpp
   core/block_image.hpp
   core/block_layout.hpp
   core/byte_range.hpp
@@ -10,16 +21,115 @@ set(BLOCK_STREAMER_CORE_HEADERS
   core/ids.hpp
   core/io_completion.hpp
   core/tensor_spec.hpp
+  device/access_checker.hpp
+  device/access_history.hpp
+  device/checked_backend.hpp
+  device/counting_backend.hpp
   device/execution_backend.hpp
+  device/happens_before.hpp
+  device/host_backend.hpp
+  device/host_edges.hpp
+  device/host_queue.hpp
+  device/notify_thread.hpp
+  device/violation_log.hpp
+  os/atomic_replace.hpp
+  os/file.hpp
+  os/file_error.hpp
+  os/file_mapping.hpp
+  os/file_posix.hpp
+  os/huge_pages.hpp
+  os/limits.hpp
+  plan/next_use.hpp
+  plan/pass_plan.hpp
+  plan/read_plan.hpp
+  plan/traffic.hpp
+  plan/visit_order.hpp
+  text/added_tokens.hpp
+  text/bpe.hpp
+  text/byte_alphabet.hpp
+  text/chat_template.hpp
+  text/decoder.hpp
+  text/json_document.hpp
+  text/known_templates.hpp
+  text/pre_tokenizer.hpp
+  text/regex.hpp
+  text/regex_dialect.hpp
+  text/shuffled_order.hpp
+  text/streaming_decoder.hpp
+  text/template_text.hpp
+  text/text_dataset.hpp
+  text/text_file.hpp
+  text/text_row.hpp
+  text/tokenizer.hpp
+  text/tokenizer_json.hpp
+  text/tokenizer_parts.hpp
+  text/unicode.hpp
+  text/utf8.hpp
+  text/vocabulary.hpp
+  trace/perfetto_writer.hpp
+  trace/residency_history.hpp
+  trace/residency_observer.hpp
+  trace/residency_transition.hpp
+  trace/statistics.hpp
   trace/trace_sink.hpp)
 set(BLOCK_STREAMER_IO_HEADERS
+  io/inline_loop.hpp
+  io/io_loop.hpp
   io/progress_loop.hpp
+  pipeline/arena.hpp
+  pipeline/block_pipeline.hpp
+  pipeline/failure.hpp
+  pipeline/fetch_machine.hpp
+  pipeline/fetch_queue.hpp
+  pipeline/finisher.hpp
+  pipeline/host_edges.hpp
+  pipeline/options.hpp
+  pipeline/ordering_rules.hpp
+  pipeline/pass.hpp
+  pipeline/pipeline_shape.hpp
+  pipeline/slot.hpp
+  pipeline/slot_table.hpp
+  pipeline/staging_ring.hpp
+  pipeline/ticket_pool.hpp
+  pipeline/transfers.hpp
   storage/any_storage.hpp
+  storage/async_read.hpp
+  storage/decorators/fault_script.hpp
+  storage/decorators/faulty_storage.hpp
+  storage/pooled.hpp
+  storage/read_contract.hpp
   storage/storage_tier.hpp)
 set(BLOCK_STREAMER_CUDA_HEADERS)
 set(BLOCK_STREAMER_TORCH_HEADERS
   block/adapter_table.hpp
+  block/any_block.hpp
+  block/dtype_finisher.hpp
+  block/mutation_guard.hpp
   block/projection.hpp
+  block/resident_forward.hpp
   block/streamable_block.hpp
-  block/weights.hpp)
+  block/tensor_bridge.hpp
+  block/view_cache.hpp
+  block/weight_binding.hpp
+  block/weights.hpp
+  layers/attention.hpp
+  layers/kv_cache.hpp
+  layers/linear.hpp
+  layers/rms_norm.hpp
+  layers/rotary.hpp
+  layers/swiglu.hpp
+  lora/lora_adapter.hpp
+  lora/lora_projection.hpp
+  lora/options.hpp
+  lora/target_matching.hpp
+  optim/adamw.hpp
+  optim/adamw_kernel.hpp
+  optim/adamw_state.hpp
+  optim/external_optimizer.hpp
+  optim/gradient_norm.hpp
+  optim/no_optimizer.hpp
+  optim/optimizer_policy.hpp
+  optim/schedule.hpp
+  train/rng_replay.hpp
+  train/token_loss.hpp)
 set(BLOCK_STREAMER_TORCH_CUDA_HEADERS)

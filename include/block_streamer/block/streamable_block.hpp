@@ -16,6 +16,7 @@ struct WeightSpec {
   std::string name;  ///< relative to the block: "self_attn.q_proj.weight"
   Shape shape;
   bool projection = false;  ///< applied by project(): an adapter may be woven in (2-D, (out, in))
+  bool floating = true;     ///< computed with: F16, BF16, F32 or F64; false: any type, e.g. packed
 };
 
 /// @brief One element of the ordered list.

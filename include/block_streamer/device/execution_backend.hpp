@@ -21,27 +21,29 @@ enum class Access : std::uint8_t { read, write };
 /// released by their destructors (noexcept) and are valid only with the backend (or a copy of it)
 /// that made them.
 /// **Threads.** Every call may come from any thread; two enqueue at once: the visitor and the I/O
-/// loop.
+/// loop. Operations of one stream run in the order of their enqueueing, whoever enqueued them.
 /// **Errors.** Failures throw DeviceError; nothing is thrown after something was enqueued.
 /// **Cost.** Everything not named `synchronize` returns without waiting for the device.
+///
 /// - `allocate_device(n)`: n bytes, 256-aligned (a null span for 0). `bytes(buffer)`: its device
-/// address range;
-///   dereferenceable on the host only if `host_addressable()`.
-/// - `register_host(memory)`: page-locks memory that somebody else owns; nullopt where the system
-/// refuses.
+///   address range; dereferenceable on the host only if `host_addressable()`.
+/// - `register_host(memory)`: page-locks memory that somebody else owns and that outlives the
+///   registration; nullopt where the system refuses. 0 bytes: an empty registration, no call.
 /// - `record(event, stream)`, `wait(stream, event)`: the stream waits for the latest record, the
-/// host does not. Waiting on
-///   an event never recorded is a contract violation.
+///   host does not. A later record changes nothing for who waits already.
 /// - `query(event)`: true once the device passed the latest record. `synchronize(event)`: the only
-/// host wait.
+///   host wait.
 /// - `notify(event, reached)`: calls `reached` once the device passed the latest record, on any
-/// thread; never inline
-///   from a device callback that may not call back into the backend.
-/// - `copy_async(to, from, direction, stream)`: flat copy; host side registered, alive and
-/// unchanged until an event recorded
-///   after it has been passed.
+///   thread, possibly before notify returns: hold no lock that `reached` takes. `reached` may call
+///   the backend. An error code says that the device failed (`synchronize` then throws the reason)
+///   or, std::errc::invalid_argument, that the event was never recorded; it is not thrown, since
+///   the completion was handed over.
+/// - wait, query and synchronize on an event that was never recorded: ContractViolation.
+/// - `copy_async(to, from, direction, stream)`: flat copy of equal, disjoint ranges; host side
+///   registered, alive and unchanged until an event recorded after it has been passed. 0 bytes: no
+///   operation.
 /// - `touch_on_stream`, `touch_on_host`: tell a checking backend of accesses that it cannot see;
-/// no-ops elsewhere.
+///   no-ops elsewhere.
 /// - `now()`: the clock of trace events. `name()`: "cpu", "cuda:0"; for messages.
 template <class B>
 concept execution_backend = std::copyable<B> && std::movable<typename B::Stream> &&

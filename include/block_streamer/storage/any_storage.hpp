@@ -78,11 +78,11 @@ class AnyStorage {
         return {};
       }
     }
-    std::string locate(BlockId block, std::uint64_t image_offset) const override {
+    std::string locate([[maybe_unused]] BlockId block, std::uint64_t image_offset) const override {
       if constexpr (locating_tier<Tier>) {
         return tier.locate(block, image_offset);
       } else {
-        return to_string(PartId{block}) + ", image offset " + std::to_string(image_offset);
+        return "image offset " + std::to_string(image_offset);
       }
     }
     Tier tier;

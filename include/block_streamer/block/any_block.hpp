@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <block_streamer/block/streamable_block.hpp>
+
+#include <concepts>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace block_streamer::inline v1 {
+
+/// @brief A block of any type with one Hidden and one Context: for lists whose blocks differ.
+/// Move-only. **Cost.** One allocation at construction, one virtual call a visit.
+template <class HiddenType, class ContextType>
+class AnyBlock {
+ public:
+  using Hidden = HiddenType;
+  using Context = ContextType;
+
+  template <class Block>
+  requires(!std::same_as<Block, AnyBlock> && streamable_block<Block> &&
+           std::same_as<typename Block::Hidden, Hidden> &&
+           std::same_as<typename Block::Context, Context>)
+      AnyBlock(Block block)  // NOLINT(google-explicit-constructor): a block converts
+      : self_{std::make_unique<Model<Block>>(std::move(block))} {}
+
+  [[nodiscard]] std::vector<WeightSpec> weight_specs() const { return self_->weight_specs(); }
+  Hidden forward(const Weights& weights, const Hidden& hidden, Context& context) {
+    return self_->forward(weights, hidden, context);
+  }
+
+ private:
+  struct Base {
+    Base() = default;
+    Base(const Base&) = delete;
+    Base& operator=(const Base&) = delete;
+    virtual ~Base() = default;
+    [[nodiscard]] virtual std::vector<WeightSpec> weight_specs() const = 0;
+    virtual Hidden forward(const Weights&, const Hidden&, Context&) = 0;
+  };
+  template <class Block>
+  struct Model final : Base {
+    explicit Model(Block b) : block{std::move(b)} {}
+    [[nodiscard]] std::vector<WeightSpec> weight_specs() const override {
+      return block.weight_specs();
+    }
+    Hidden forward(const Weights& weights, const Hidden& hidden, Context& context) override {
+      return block.forward(weights, hidden, context);
+    }
+    Block block;
+  };
+  std::unique_ptr<Base> self_;
+};
+
+}  // namespace block_streamer::inline v1

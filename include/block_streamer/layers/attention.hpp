@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <block_streamer/block/weights.hpp>
+#include <block_streamer/layers/kv_cache.hpp>
+#include <block_streamer/layers/linear.hpp>
+#include <block_streamer/layers/rms_norm.hpp>
+#include <block_streamer/layers/rotary.hpp>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+namespace block_streamer::inline v1 {
+
+struct AttentionShape {
+  std::int64_t heads = 0;     ///< Nq
+  std::int64_t kv_heads = 0;  ///< Nk, divides Nq: head h reads key/value head ⌊h·Nk/Nq⌋
+  std::int64_t head_dim = 0;  ///< D, need not be C/Nq
+  double norm_epsilon = 0;    ///< of the norms over the head, where there are any
+};
+
+/// Which weights of its block an attention layer is made of.
+struct AttentionWeights {
+  Linear query;                           ///< (Nq·D, C)
+  Linear key;                             ///< (Nk·D, C)
+  Linear value;                           ///< (Nk·D, C)
+  Linear output;                          ///< (C, Nq·D)
+  std::optional<std::size_t> query_norm;  ///< (D), shared by all heads
+  std::optional<std::size_t> key_norm;    ///< (D)
+};
+
+/// What some consecutive tokens need to know about the others. Built once per pass.
+struct AttentionTokens {
+  std::int64_t past = 0;  ///< tokens in the cache before these
+  RotaryTable rotary;     ///< (B or 1, 1, T, D)
+  at::Tensor mask;        ///< (B or 1, 1, T, past+T), true: is seen; undefined: see `causal`
+  bool causal = false;    ///< without a mask: each token sees itself and those before it
+};
+
+/// @brief softmax(q·kᵀ/√D)·v with grouped heads. q: (B,Nq,T,D); k, v: (B,Nk,S,D); result (B,Nq,T,D).
+/// `causal` aligns at the top left, so it is only for S = T.
+[[nodiscard]] inline at::Tensor attend(const at::Tensor& q, const at::Tensor& k,
+                                       const at::Tensor& v, const AttentionTokens& tokens) {
+  const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
+  const std::int64_t group = q.size(1) / k.size(1);
+  if (!tokens.mask.defined() || group == 1) {
+    return at::scaled_dot_product_attention(
+        q, k, v, tokens.mask.defined() ? std::optional{tokens.mask} : std::nullopt, 0.0,
+        tokens.causal, scale, /*enable_gqa=*/group > 1);
+  }
+  if (q.size(2) == 1) {  // the heads of a group see the same keys: make them rows of one head
+    const at::Tensor rows = q.reshape({q.size(0), k.size(1), group, q.size(3)});
+    return at::scaled_dot_product_attention(rows, k, v, tokens.mask, 0.0, false, scale)
+        .reshape(q.sizes());
+  }
+  if (q.is_cpu()) {
+    return at::scaled_dot_product_attention(q, k, v, tokens.mask, 0.0, false, scale,
+                                            /*enable_gqa=*/true);
+  }
+  // No fused CUDA kernel takes a mask and groups at once; repeated heads keep (T,S) off the memory.
+  return at::scaled_dot_product_attention(q, k.repeat_interleave(group, 1),
+                                          v.repeat_interleave(group, 1), tokens.mask, 0.0, false,
+                                          scale);
+}
+
+namespace detail {
+/// (B,T,N·D) → (B,N,T,D), normed over D where the model has such norms.
+[[nodiscard]] inline at::Tensor split_heads(const at::Tensor& x, std::int64_t heads,
+                                            const AttentionShape& shape, const Weights& weights,
+                                            std::optional<std::size_t> norm) {
+  at::Tensor split = x.view({x.size(0), x.size(1), heads, shape.head_dim});  // (B,T,N,D)
+  if (norm) split = rms_norm(split, weights[*norm], shape.norm_epsilon);
+  return split.transpose(1, 2);
+}
+}  // namespace detail
+
+/// @brief Self-attention: project, norm the heads where the model does, rotate, append to the cache,
+/// attend, project back. x: (B,T,C); result alike.
+/// @param cache  null: the tokens see only each other, `tokens.past` is 0.
+[[nodiscard]] inline at::Tensor self_attention(const Weights& weights, const AttentionWeights& which,
+                                               const AttentionShape& shape, const at::Tensor& x,
+                                               const AttentionTokens& tokens, KvCache* cache,
+                                               std::size_t layer) {
+  const auto heads_of = [&](const Linear& linear, std::int64_t heads, auto norm) {
+    return detail::split_heads(apply(weights, linear, x), heads, shape, weights, norm);
+  };
+  at::Tensor q = heads_of(which.query, shape.heads, which.query_norm);        // (B,Nq,T,D)
+  at::Tensor k = heads_of(which.key, shape.kv_heads, which.key_norm);         // (B,Nk,T,D)
+  at::Tensor v = heads_of(which.value, shape.kv_heads, std::optional<std::size_t>{});
+  q = rotate_half_split(q, tokens.rotary);
+  k = rotate_half_split(k, tokens.rotary);
+  if (cache != nullptr) {
+    KvCache::Prefix prefix = cache->append(layer, tokens.past, k, v);
+    k = std::move(prefix.keys);    // (B,Nk,past+T,D)
+    v = std::move(prefix.values);  // alike
+  }
+  const at::Tensor attended = attend(q, k, v, tokens);  // (B,Nq,T,D)
+  return apply(weights, which.output,
+               attended.transpose(1, 2).reshape({x.size(0), x.size(1), -1}));  // (B,T,C)
+}
+
+}  // namespace block_streamer::inline v1

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The platform twins declare the same members; this is the one place that chooses.
+#if defined(__unix__) || defined(__APPLE__)
+#include <block_streamer/os/file_posix.hpp>
+#else
+#error "block_streamer/os/file.hpp: only POSIX systems are supported so far"
+#endif

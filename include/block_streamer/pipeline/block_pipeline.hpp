@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <block_streamer/core/error.hpp>
+#include <block_streamer/core/expects.hpp>
+#include <block_streamer/device/execution_backend.hpp>
+#include <block_streamer/io/io_loop.hpp>
+#include <block_streamer/io/progress_loop.hpp>
+#include <block_streamer/pipeline/failure.hpp>
+#include <block_streamer/pipeline/fetch_machine.hpp>
+#include <block_streamer/pipeline/finisher.hpp>
+#include <block_streamer/pipeline/host_edges.hpp>
+#include <block_streamer/pipeline/options.hpp>
+#include <block_streamer/pipeline/ordering_rules.hpp>
+#include <block_streamer/pipeline/pipeline_shape.hpp>
+#include <block_streamer/pipeline/transfers.hpp>
+#include <block_streamer/plan/pass_plan.hpp>
+#include <block_streamer/plan/visit_order.hpp>
+#include <block_streamer/storage/any_storage.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace block_streamer::inline v1 {
+
+/// @brief The shell around FetchMachine: gives it a mutex, a backend, a storage tier and a loop.
+/// Use it through `begin_pass`, then `acquire` once per visit; a Lease gives the part's bytes until
+/// it is destroyed.
+/// **Threads.** One visitor at a time (any thread; externally synchronised; a second pass while one
+/// runs is refused); one loop thread; completions of the tier and the backend from any thread.
+/// **Errors.** The first failure of a read, copy or device is thrown by the next acquire; the
+/// pipeline is usable afterwards, except after a sticky device error.
+/// **Lifetime.** Not movable: operations in flight point to it. The destructor waits for all of
+/// them.
+template <execution_backend Backend, progress_loop Loop = IoLoop, class Rules = AllOrderingRules>
+class BlockPipeline {
+ public:
+  using Stream = typename Backend::Stream;
+  class Pass;
+  class Lease;
+
+  /// @throws ContractViolation for options out of range, Error if a block exceeds the slot budget.
+  BlockPipeline(AnyStorage storage, Backend backend, PipelineOptions options,
+                std::unique_ptr<Finisher<Backend>> finisher = nullptr,
+                std::unique_ptr<Loop> loop = std::make_unique<Loop>())
+      : backend_{std::move(backend)},
+        storage_{std::move(storage)},
+        options_{std::move(options)},
+        finisher_{std::move(finisher)},
+        loop_{std::move(loop)},
+        shape_{storage_, backend_, options_, registrations_},
+        machine_{shape_.mode, shape_.transfer.slot_count, shape_.transfer.ticket_count,
+                 options_.observer} {
+    inbox_.reserve(2 * std::size_t{shape_.transfer.ticket_count});
+    taken_.reserve(inbox_.capacity());
+    read_begin_.resize(shape_.transfer.ticket_count);
+    if (finisher_) {
+      for (std::size_t b = 0; b < storage_.block_count(); ++b) {
+        shape_.transfer.bound_byte_count =
+            std::max(shape_.transfer.bound_byte_count, finisher_->bound_byte_count({block_at(b)}));
+      }
+    }
+  }
+  BlockPipeline(const BlockPipeline&) = delete;
+  BlockPipeline& operator=(const BlockPipeline&) = delete;
+  ~BlockPipeline() { wait_quiet(); }
+
+  /// @brief Begins a pass over `order`, planned from what is resident now.
+  /// @param hint     what is expected to follow (see plan_pass).
+  /// @param compute  the stream that the pass's visits compute on; alive until the pass ends.
+  /// @throws ContractViolation if a pass is running; DeviceError after a sticky device error.
+  [[nodiscard]] Pass begin_pass(std::span<const PartId> order, std::span<const PartId> hint,
+                                Stream& compute) {
+    expects(!pass_running_,
+            "a pass is running: calls must not overlap, nor come from inside a block");
+    failure_.rethrow_if_lost();
+    open();
+    if (failed()) recover();
+    transfers_->begin_pass(compute, Rules::fork_copies);
+    PassPlan plan;
+    {
+      Guard guard{mutex_, backend_};
+      plan = plan_pass(order, hint, machine_.expected(),
+                       {shape_.prefetch_ahead, options_.prefetch_next_pass});
+      machine_.begin_pass(plan,
+                          [this](PartId part) -> const ReadPlan& { return shape_.reads_of(part); });
+      pass_running_ = true;
+    }
+    Pass pass{*this, std::move(plan.visits), compute};
+    progress();
+    return pass;
+  }
+
+  /// @brief Waits until nothing is in flight. Prefetched blocks stay resident.
+  void drain() {
+    wait_quiet();
+    if (transfers_ && !failure_.lost()) transfers_->synchronize_copies();
+  }
+  /// @brief Drains, evicts every block and gives device and staging memory back. The next pass
+  /// takes them again.
+  void close() {
+    expects(!pass_running_, "a pass is running: it must end before close");
+    drain();
+    Guard guard{mutex_, backend_};
+    if (machine_.failed()) machine_.reset_failure();
+    machine_.evict_all();
+    transfers_.reset();
+  }
+  [[nodiscard]] bool is_open() const noexcept { return transfers_.has_value(); }
+
+  [[nodiscard]] Statistics statistics() {
+    Guard guard{mutex_, backend_};
+    return machine_.slots.statistics;
+  }
+  void reset_statistics() {
+    Guard guard{mutex_, backend_};
+    machine_.slots.statistics.reset();
+  }
+  /// @brief The last 4,096 transitions, oldest first.
+  [[nodiscard]] std::vector<Transition> history() {
+    Guard guard{mutex_, backend_};
+    return machine_.slots.history.transitions();
+  }
+  [[nodiscard]] FetchMode mode() const noexcept { return shape_.mode; }
+  [[nodiscard]] std::uint32_t slot_count() const noexcept { return shape_.transfer.slot_count; }
+  [[nodiscard]] const TransferShape& shape() const noexcept { return shape_.transfer; }
+  [[nodiscard]] const AnyStorage& storage() const noexcept { return storage_; }
+  [[nodiscard]] Backend& backend() noexcept { return backend_; }
+  [[nodiscard]] std::uint64_t staging_byte_count() const noexcept {
+    return transfers_ ? transfers_->staging_byte_count() : 0;
+  }
+
+ private:
+  using Guard = VisibleLock<Backend>;
+  enum class What : std::uint8_t { arrived, drained };
+  struct Message {
+    What what;
+    std::uint32_t ticket;
+  };
+
+  void open() {
+    if (!transfers_) transfers_.emplace(backend_, shape_.transfer);
+  }
+  [[nodiscard]] bool visitor_copies() const noexcept {
+    return shape_.mode == FetchMode::addressed && Rules::visitor_copies_ram;
+  }
+
+  // ---- progress: on the visitor for a tier in RAM, on the loop otherwise, never on both
+  void progress() {
+    if (visitor_copies()) return pump();
+    Guard guard{mutex_, backend_};
+    schedule();
+  }
+  /// @pre the mutex is held.
+  void schedule() {
+    if (std::exchange(pump_scheduled_, true)) return;
+    loop_->post([](void* self) noexcept { static_cast<BlockPipeline*>(self)->pump(); }, this);
+  }
+  void pump() noexcept {
+    for (;;) {
+      std::optional<FetchAction> action;
+      {
+        Guard guard{mutex_, backend_};
+        take_messages();
+        action = machine_.next();
+        if (!action && inbox_.empty()) {
+          pump_scheduled_ = false;
+          return;
+        }
+      }
+      if (action) perform(*action);
+    }
+  }
+  void perform(const FetchAction& action) noexcept {
+    try {
+      switch (action.kind) {
+        case FetchAction::Kind::read:
+          return start_read(action);
+        case FetchAction::Kind::copy:
+          return copy_chunk(action);
+        case FetchAction::Kind::copy_all:
+          return copy_all(action);
+      }
+    } catch (...) {
+      failed_with(std::current_exception());
+      // The ticket of a failed copy is not on the device, or is lost with it.
+      if (action.kind == FetchAction::Kind::copy) deliver(What::drained, action.ticket);
+    }
+  }
+  void start_read(const FetchAction& action) noexcept {
+    const Chunk& chunk = action.reads->chunks[action.chunk];
+    const std::span<std::byte> out = destination(action, chunk);
+    if (options_.trace.enabled()) read_begin_[action.ticket] = backend_.now();
+    storage_.async_read(
+        action.part.block, chunk.image, out,
+        [this, action](std::error_code error, std::size_t) { read_ended(action, error); });
+  }
+  [[nodiscard]] std::span<std::byte> destination(const FetchAction& action,
+                                                 const Chunk& chunk) const noexcept {
+    if (shape_.mode == FetchMode::staged) {
+      return transfers_->chunk(action.ticket).first(chunk.image.byte_count);
+    }
+    const CopyPiece& piece = action.reads->pieces_of(chunk).front();
+    return transfers_->slot(action.slot).subspan(piece.slot_offset, piece.byte_count);
+  }
+  void read_ended(const FetchAction& action, std::error_code error) noexcept {
+    const Chunk& chunk = action.reads->chunks[action.chunk];
+    backend_.touch_on_host(destination(action, chunk), Access::write);
+    trace("read", Lane::storage, action.part, read_begin_[action.ticket], chunk.image.byte_count);
+    if (error) failed_with(read_failure(storage_, action.part.block, chunk.image, error));
+    deliver(What::arrived, action.ticket);
+  }
+  void copy_chunk(const FetchAction& action) {
+    const Nanoseconds begin = trace_time();
+    transfers_->copy_chunk(action);
+    {
+      Guard guard{mutex_, backend_};
+      machine_.copied(action.ticket);
+    }
+    transfers_->notify_drained(action.ticket, [this, action, begin](std::error_code, std::size_t) {
+      trace("copy", Lane::copy_in, action.part, begin,
+            action.reads->chunks[action.chunk].image.byte_count);
+      deliver(What::drained, action.ticket);
+    });
+  }
+  void copy_all(const FetchAction& action) {
+    const Nanoseconds begin = trace_time();
+    transfers_->copy_all(action, storage_.bytes(action.part.block));
+    trace("copy", Lane::copy_in, action.part, begin, action.reads->needed_byte_count);
+    Guard guard{mutex_, backend_};
+    machine_.copied_all(action.slot);
+  }
+
+  // ---- messages from any thread
+  void deliver(What what, std::uint32_t ticket) noexcept {
+    Guard guard{mutex_, backend_};
+    inbox_.push_back({what, ticket});
+    schedule();
+  }
+  /// @pre the mutex is held.
+  void take_messages() {
+    taken_.swap(inbox_);
+    for (const Message& message : taken_) {
+      message.what == What::arrived ? machine_.arrived(message.ticket)
+                                    : machine_.drained(message.ticket);
+    }
+    taken_.clear();
+  }
+  void failed_with(std::exception_ptr cause) noexcept {
+    Guard guard{mutex_, backend_};
+    failure_.set(std::move(cause));
+    machine_.fail();
+  }
+  [[nodiscard]] bool failed() {
+    Guard guard{mutex_, backend_};
+    return machine_.failed();
+  }
+
+  // ---- waiting, on the visitor
+  struct VisitWait {
+    BlockPipeline* self;
+    const PlannedVisit* visit;
+  };
+  void wait_usable(const PlannedVisit& visit) {
+    VisitWait wait{this, &visit};
+    const auto usable = [](void* context) {
+      const auto& w = *static_cast<VisitWait*>(context);
+      Guard guard{w.self->mutex_, w.self->backend_};
+      return w.self->machine_.usable(*w.visit) || w.self->machine_.failed();
+    };
+    if (usable(&wait)) return;
+    const Nanoseconds begin = backend_.now();
+    loop_->wait_until(usable, &wait);
+    Guard guard{mutex_, backend_};
+    machine_.slots.statistics.storage_wait_s += seconds(backend_.now() - begin);
+  }
+  void wait_quiet() noexcept {
+    loop_->wait_until(
+        [](void* context) {
+          auto& self = *static_cast<BlockPipeline*>(context);
+          Guard guard{self.mutex_, self.backend_};
+          return self.machine_.idle() && !self.pump_scheduled_;
+        },
+        this);
+  }
+  /// After a failure: nothing is in flight any more, and the failed fetches are forgotten.
+  void recover() {
+    wait_quiet();
+    Guard guard{mutex_, backend_};
+    machine_.reset_failure();
+    failure_.clear();
+  }
+
+  // ---- visits
+  [[nodiscard]] std::span<std::byte> begin_visit(const PlannedVisit& visit, Stream& compute) {
+    if (visitor_copies()) pump();
+    wait_usable(visit);
+    if (failed()) {
+      const std::exception_ptr cause = failure_.cause();
+      recover();
+      std::rethrow_exception(cause);
+    }
+    {
+      Guard guard{mutex_, backend_};
+      machine_.lease(visit);
+    }
+    try {
+      return bytes_of(visit, compute);
+    } catch (...) {  // no lease will release it
+      end_visit(visit, compute);
+      throw;
+    }
+  }
+  std::span<std::byte> bytes_of(const PlannedVisit& visit, Stream& compute) {
+    const std::uint64_t wire_byte_count = shape_.reads_of(visit.part).slot_byte_count;
+    const std::span<std::byte> wire = transfers_->slot(visit.slot).first(wire_byte_count);
+    wait_ready(visit, compute);
+    if (finisher_) return finish(visit, wire, compute);
+    touch(wire, Access::read, compute);
+    return wire;
+  }
+  void wait_ready(const PlannedVisit& visit, Stream& compute) {
+    if (shape_.mode == FetchMode::in_place || shape_.reads_of(visit.part).chunks.empty()) return;
+    transfers_->wait_ready(compute, visit.slot);
+    if (!options_.computes_on_host) return;
+    const Nanoseconds begin = backend_.now();
+    transfers_->synchronize_ready(visit.slot);
+    Guard guard{mutex_, backend_};
+    machine_.slots.statistics.device_wait_s += seconds(backend_.now() - begin);
+  }
+  std::span<std::byte> finish(const PlannedVisit& visit, std::span<std::byte> wire,
+                              Stream& compute) {
+    const std::span<std::byte> bound =
+        transfers_->bound().first(finisher_->bound_byte_count(visit.part));
+    touch(wire, Access::read, compute);
+    touch(bound, Access::write, compute);
+    finisher_->enqueue(visit.part, wire, bound, compute);
+    {
+      Guard guard{mutex_, backend_};
+      machine_.slots.statistics.bytes_converted += bound.size();
+    }
+    end_visit(visit, compute);  // the wire slot is free as soon as it is converted
+    return bound;
+  }
+  void end_visit(const PlannedVisit& visit, Stream& compute) {
+    transfers_->record_release(compute, visit.slot);
+    {
+      Guard guard{mutex_, backend_};
+      machine_.release(visit);
+    }
+    progress();
+  }
+  void end_pass(Stream& compute) noexcept {
+    try {
+      transfers_->end_pass(compute);
+    } catch (...) {
+      failed_with(std::current_exception());
+    }
+    Guard guard{mutex_, backend_};
+    machine_.end_pass();
+    pass_running_ = false;
+    if (!visitor_copies()) schedule();
+  }
+  void touch(std::span<const std::byte> bytes, Access access, Stream& compute) noexcept {
+    options_.computes_on_host ? backend_.touch_on_host(bytes, access)
+                              : backend_.touch_on_stream(bytes, access, compute);
+  }
+
+  [[nodiscard]] Nanoseconds trace_time() const noexcept {
+    return options_.trace.enabled() ? backend_.now() : Nanoseconds{};
+  }
+  void trace(std::string_view name, Lane lane, PartId part, Nanoseconds begin,
+             std::uint64_t bytes) noexcept {
+    if (options_.trace.enabled())
+      options_.trace.record({name, lane, 0, part, begin, backend_.now(), bytes});
+  }
+  [[nodiscard]] static double seconds(Nanoseconds time) noexcept {
+    return std::chrono::duration<double>(time).count();
+  }
+
+  Backend backend_;
+  AnyStorage storage_;
+  PipelineOptions options_;
+  std::unique_ptr<Finisher<Backend>> finisher_;
+  std::unique_ptr<Loop> loop_;
+  std::vector<typename Backend::HostRegistration> registrations_;
+  PipelineShape shape_;
+  std::optional<Transfers<Backend>> transfers_;
+
+  std::mutex mutex_;  // guards everything below, but for pass_running_, which is the visitor's
+  FetchMachine<Rules> machine_;
+  Failure failure_;
+  std::vector<Message> inbox_;
+  std::vector<Message> taken_;
+  bool pump_scheduled_ = false;
+  bool pass_running_ = false;
+  std::vector<Nanoseconds> read_begin_;  ///< per ticket; written before the read, read after it
+};
+
+}  // namespace block_streamer::inline v1

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <block_streamer/pipeline/block_pipeline.hpp>
+
+namespace block_streamer::inline v1 {
+
+/// @brief The bytes of one visit, until destroyed; then the release is recorded on the compute
+/// stream, on every path.
+/// **Threads.** The visitor's. **Lifetime.** Ends before its pass, and before the next acquire.
+template <execution_backend Backend, progress_loop Loop, class Rules>
+class BlockPipeline<Backend, Loop, Rules>::Lease {
+ public:
+  Lease(Lease&& other) noexcept
+      : pass_{std::exchange(other.pass_, nullptr)},
+        visit_{other.visit_},
+        bytes_{other.bytes_},
+        begin_{other.begin_} {}
+  Lease& operator=(Lease&&) = delete;
+  ~Lease() {
+    if (pass_ != nullptr) pass_->release(*this);
+  }
+
+  [[nodiscard]] PartId part() const noexcept { return visit_.part; }
+  /// @brief What to compute with: the slot, or the bound form where there is a finisher. A device
+  /// address range.
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
+
+ private:
+  friend class Pass;
+  Lease(Pass& pass, PlannedVisit visit, std::span<std::byte> bytes, Nanoseconds begin)
+      : pass_{&pass}, visit_{visit}, bytes_{bytes}, begin_{begin} {}
+  Pass* pass_;
+  PlannedVisit visit_;
+  std::span<std::byte> bytes_;
+  Nanoseconds begin_;
+};
+
+/// @brief One walk over the visit order. Destroying it before its end aborts it: what is in flight
+/// completes, the rest is forgotten.
+template <execution_backend Backend, progress_loop Loop, class Rules>
+class BlockPipeline<Backend, Loop, Rules>::Pass {
+ public:
+  Pass(Pass&& other) noexcept
+      : pipeline_{std::exchange(other.pipeline_, nullptr)},
+        visits_{std::move(other.visits_)},
+        compute_{other.compute_},
+        next_{other.next_},
+        leased_{other.leased_} {}
+  Pass& operator=(Pass&&) = delete;
+  ~Pass() {
+    if (pipeline_ != nullptr) pipeline_->end_pass(*compute_);
+  }
+
+  [[nodiscard]] bool done() const noexcept { return next_ == visits_.size(); }
+  /// @brief The next visit's bytes. Waits on the host while its reads are not finished; never for
+  /// the device.
+  /// @throws StorageError, DeviceError: the first failure since the last acquire. ContractViolation
+  /// if the pass is done or the previous lease still lives.
+  [[nodiscard]] Lease acquire() {
+    expects(!done(), "the pass has no further visit");
+    expects(!leased_, "the previous lease must end before the next acquire");
+    const std::size_t index = next_;
+    const PlannedVisit visit = visits_[index];
+    const Nanoseconds begin = pipeline_->trace_time();
+    next_ = visits_.size();  // a pass ends with its first failure
+    const std::span<std::byte> bytes = pipeline_->begin_visit(visit, *compute_);
+    next_ = index + 1;
+    leased_ = true;
+    return Lease{*this, visit, bytes, begin};
+  }
+
+ private:
+  friend class BlockPipeline;
+  friend class Lease;
+  Pass(BlockPipeline& pipeline, std::vector<PlannedVisit> visits, Stream& compute)
+      : pipeline_{&pipeline}, visits_{std::move(visits)}, compute_{&compute} {}
+
+  void release(const Lease& lease) noexcept {
+    leased_ = false;
+    if constexpr (!Rules::release_always) {
+      if (std::uncaught_exceptions() > 0) return;
+    }
+    pipeline_->trace("compute", Lane::compute, lease.part(), lease.begin_, lease.bytes_.size());
+    if (pipeline_->finisher_) return;  // released when it was finished
+    try {
+      pipeline_->end_visit(lease.visit_, *compute_);
+    } catch (...) {
+      pipeline_->failed_with(std::current_exception());
+    }
+  }
+
+  BlockPipeline* pipeline_;
+  std::vector<PlannedVisit> visits_;
+  Stream* compute_;
+  std::size_t next_ = 0;
+  bool leased_ = false;
+};
+
+}  // namespace block_streamer::inline v1

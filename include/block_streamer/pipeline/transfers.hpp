@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <block_streamer/device/execution_backend.hpp>
+#include <block_streamer/pipeline/arena.hpp>
+#include <block_streamer/pipeline/fetch_machine.hpp>
+#include <block_streamer/pipeline/staging_ring.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace block_streamer::inline v1 {
+
+/// What the memory of a pipeline consists of.
+struct TransferShape {
+  std::uint32_t slot_count = 0;
+  std::uint64_t slot_byte_count = 0;
+  std::uint64_t bound_byte_count = 0;
+  std::uint32_t ticket_count = 0;
+  std::uint64_t chunk_byte_count = 0;  ///< of a staging chunk; 0: no staging
+};
+
+/// @brief Device memory, staging, the copy stream and all events of a pipeline, and the operations
+/// on them. Decides nothing.
+/// **Threads.** The copy operations: one enqueuing thread at a time (the visitor, or the I/O loop).
+/// The others: the visitor.
+template <execution_backend Backend>
+class Transfers {
+ public:
+  using Stream = typename Backend::Stream;
+  using Event = typename Backend::Event;
+
+  Transfers(Backend& backend, const TransferShape& shape)
+      : backend_{backend},
+        arena_{backend, shape.slot_count, shape.slot_byte_count, shape.bound_byte_count},
+        copy_{backend.make_stream()},
+        fork_{backend.make_event()},
+        pass_end_{backend.make_event()} {
+    if (shape.chunk_byte_count > 0) {
+      staging_.emplace(backend, shape.ticket_count, shape.chunk_byte_count);
+      for (std::uint32_t i = 0; i < shape.ticket_count; ++i)
+        drained_.push_back(backend.make_event());
+    }
+    for (std::uint32_t i = 0; i < shape.slot_count; ++i) {
+      ready_.push_back(backend.make_event());
+      released_.push_back(backend.make_event());
+    }
+  }
+
+  [[nodiscard]] std::span<std::byte> slot(std::uint32_t index) const noexcept {
+    return arena_.slot(index);
+  }
+  [[nodiscard]] std::span<std::byte> bound() const noexcept { return arena_.bound(); }
+  [[nodiscard]] std::span<std::byte> chunk(std::uint32_t ticket) const noexcept {
+    return staging_->chunk(ticket);
+  }
+  [[nodiscard]] std::uint64_t device_byte_count() const noexcept { return arena_.byte_count(); }
+  [[nodiscard]] std::uint64_t staging_byte_count() const noexcept {
+    return staging_ ? staging_->byte_count() : 0;
+  }
+
+  /// @brief The pass may use what earlier passes computed with, and nothing is overwritten before
+  /// they did.
+  void begin_pass(Stream& compute, bool fork_copies) {
+    if (passes_ > 0) backend_.wait(compute, pass_end_);  // the caller may have changed streams
+    ++passes_;
+    if (!fork_copies) return;
+    backend_.record(fork_, compute);
+    backend_.wait(copy_, fork_);
+  }
+  void end_pass(Stream& compute) { backend_.record(pass_end_, compute); }
+
+  void wait_ready(Stream& compute, std::uint32_t slot) { backend_.wait(compute, ready_[slot]); }
+  void synchronize_ready(std::uint32_t slot) { backend_.synchronize(ready_[slot]); }
+  void record_release(Stream& compute, std::uint32_t slot) {
+    backend_.record(released_[slot], compute);
+  }
+
+  /// @brief Issues the copies of one staged chunk; `drained` is called when the chunk may be
+  /// refilled.
+  void copy_chunk(const FetchAction& action) {
+    if (action.wait_for_release) backend_.wait(copy_, released_[action.slot]);
+    const Chunk& chunk = action.reads->chunks[action.chunk];
+    copy_pieces(action, chunk, staging_->chunk(action.ticket));
+    backend_.record(drained_[action.ticket], copy_);
+    if (action.last) backend_.record(ready_[action.slot], copy_);
+  }
+  void notify_drained(std::uint32_t ticket, IoCompletion drained) {
+    backend_.notify(drained_[ticket], std::move(drained));
+  }
+  /// @brief Issues all copies of a part whose image is in page-locked memory.
+  void copy_all(const FetchAction& action, std::span<const std::byte> image) {
+    if (action.wait_for_release) backend_.wait(copy_, released_[action.slot]);
+    for (const Chunk& chunk : action.reads->chunks) {
+      copy_pieces(action, chunk, image.subspan(chunk.image.offset, chunk.image.byte_count));
+    }
+    backend_.record(ready_[action.slot], copy_);
+  }
+  /// @brief Waits on the host until everything issued so far has been passed.
+  void synchronize_copies() {
+    Event event = backend_.make_event();
+    backend_.record(event, copy_);
+    backend_.synchronize(event);
+    if (passes_ > 0) backend_.synchronize(pass_end_);
+  }
+
+ private:
+  void copy_pieces(const FetchAction& action, const Chunk& chunk,
+                   std::span<const std::byte> source) {
+    const std::span<std::byte> slot = arena_.slot(action.slot);
+    for (const CopyPiece& piece : action.reads->pieces_of(chunk)) {
+      backend_.copy_async(slot.subspan(piece.slot_offset, piece.byte_count),
+                          source.subspan(piece.chunk_offset, piece.byte_count),
+                          CopyDirection::host_to_device, copy_);
+    }
+  }
+
+  Backend backend_;
+  Arena<Backend> arena_;
+  std::optional<StagingRing<Backend>> staging_;
+  Stream copy_;
+  Event fork_;
+  Event pass_end_;
+  std::vector<Event> ready_;     ///< per slot: its bytes are there
+  std::vector<Event> released_;  ///< per slot: its latest visit is over
+  std::vector<Event> drained_;   ///< per staging chunk: it may be refilled
+  std::uint64_t passes_ = 0;
+};
+
+}  // namespace block_streamer::inline v1

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <block_streamer/device/host_backend.hpp>
+#include <block_streamer/io/inline_loop.hpp>
+#include <block_streamer/pipeline/pass.hpp>
+
+#include <string>
+
+#include "scripted_tier.hpp"
+
+namespace support {
+
+/// Runs one pass, checking the bytes of every visit; returns the number of wrong visits.
+template <class Pipeline>
+std::size_t run_pass(Pipeline& pipeline, const std::vector<bs::BlockImage>& images,
+                     const bs::VisitOrder& order, const bs::VisitOrder& hint,
+                     typename Pipeline::Stream& compute) {
+  std::size_t wrong = 0;
+  auto pass = pipeline.begin_pass(order, hint, compute);
+  while (!pass.done()) {
+    const auto lease = pass.acquire();
+    const std::size_t block = bs::index_of(lease.part().block);
+    wrong += slot_is_right(images[block], block, lease.bytes()) ? 0 : 1;
+  }
+  return wrong;
+}
+
+[[nodiscard]] inline std::uint64_t payload(const std::vector<bs::BlockImage>& images) {
+  std::uint64_t bytes = 0;
+  for (const auto& image : images) {
+    for (const auto& segment : image.segments) bytes += segment.byte_count;
+  }
+  return bytes;
+}
+
+}  // namespace support
