@@ -1,26 +1,37 @@
-# The three interface targets: core (torch-free, Asio-free) < io (adds Boost.Asio) < block_streamer (adds LibTorch).
+# The interface targets: core (torch-free, Asio-free) < io (adds Boost.Asio) < block_streamer (adds LibTorch), and beside them
+# cuda and torch_cuda when CUDA is used. Third-party targets are global, so that a parent project sees them too.
+set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
 find_package(Threads REQUIRED)
 find_package(nlohmann_json 3.10 REQUIRED)
-find_package(PkgConfig REQUIRED)
-pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
-pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
+find_package(PCRE2 REQUIRED)
+find_package(utf8proc REQUIRED)
 find_package(Boost 1.81 REQUIRED CONFIG)
+include(${CMAKE_CURRENT_LIST_DIR}/headers.cmake)
 
-add_library(block_streamer_core INTERFACE)
-add_library(block_streamer::core ALIAS block_streamer_core)
-target_include_directories(block_streamer_core INTERFACE
-  $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
+# block_streamer_add_library(core HEADERS … LIBRARIES …)
+function(block_streamer_add_library name)
+  cmake_parse_arguments(L "" "" "HEADERS;LIBRARIES" ${ARGN})
+  if(name STREQUAL "block_streamer")
+    set(target block_streamer)
+  else()
+    set(target block_streamer_${name})
+  endif()
+  add_library(${target} INTERFACE)
+  add_library(block_streamer::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  list(TRANSFORM L_HEADERS PREPEND ${PROJECT_SOURCE_DIR}/include/block_streamer/)
+  target_sources(${target} INTERFACE FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}/include FILES ${L_HEADERS})
+  target_link_libraries(${target} INTERFACE ${L_LIBRARIES})
+endfunction()
+
+block_streamer_add_library(core HEADERS ${BLOCK_STREAMER_CORE_HEADERS} ${BLOCK_STREAMER_CUDA_HEADERS}
+  LIBRARIES Threads::Threads nlohmann_json::nlohmann_json PCRE2::8BIT utf8proc::utf8proc)
 target_compile_features(block_streamer_core INTERFACE cxx_std_20)
-target_link_libraries(block_streamer_core INTERFACE Threads::Threads nlohmann_json::nlohmann_json
-  PkgConfig::PCRE2 PkgConfig::UTF8PROC)
-
-add_library(block_streamer_io INTERFACE)
-add_library(block_streamer::io ALIAS block_streamer_io)
-target_link_libraries(block_streamer_io INTERFACE block_streamer_core Boost::headers)
+block_streamer_add_library(io HEADERS ${BLOCK_STREAMER_IO_HEADERS} LIBRARIES block_streamer_core Boost::headers)
 
 if(BLOCK_STREAMER_WITH_TORCH)
   include(BlockStreamerTorch)
-  add_library(block_streamer INTERFACE)
-  add_library(block_streamer::block_streamer ALIAS block_streamer)
-  target_link_libraries(block_streamer INTERFACE block_streamer_io block_streamer_torch)
+  block_streamer_add_library(block_streamer HEADERS ${BLOCK_STREAMER_TORCH_HEADERS} ${BLOCK_STREAMER_TORCH_CUDA_HEADERS}
+    LIBRARIES block_streamer_io block_streamer_torch)
 endif()
+include(BlockStreamerCuda)

@@ -1,6 +1,7 @@
 # block_streamer_add_test(NAME core TARGET block_streamer::core SOURCES a_test.cpp … [LABELS l …] [ARGS a …])
 # One executable a folder. Torch-free tests are listed case by case; a LibTorch test is one ctest entry, because each process
-# start loads LibTorch.
+# start loads LibTorch. TARGET may be a list: block_streamer::io block_streamer::cuda.
+option(BLOCK_STREAMER_WARNINGS_AS_ERRORS "refuse warnings in the tests" OFF)
 find_package(Catch2 QUIET)
 include(Catch OPTIONAL)
 
@@ -8,7 +9,8 @@ add_library(block_streamer_test_support INTERFACE)
 target_include_directories(block_streamer_test_support INTERFACE ${PROJECT_SOURCE_DIR}/tests)
 target_compile_options(block_streamer_test_support INTERFACE -Wall -Wextra -Wpedantic -Wshadow
   # g++ 12 sees overlaps in std::string's operator+ that are not there (GCC bug 105651).
-  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
+  $<$<BOOL:${BLOCK_STREAMER_WARNINGS_AS_ERRORS}>:-Werror>)
 if(BLOCK_STREAMER_SANITIZE)
   target_compile_options(block_streamer_test_support INTERFACE -fsanitize=${BLOCK_STREAMER_SANITIZE} -fno-omit-frame-pointer -g)
   target_link_options(block_streamer_test_support INTERFACE -fsanitize=${BLOCK_STREAMER_SANITIZE})
@@ -23,13 +25,17 @@ else()
 endif()
 
 function(block_streamer_add_test)
-  cmake_parse_arguments(T "" "NAME;TARGET" "SOURCES;LABELS;ARGS" ${ARGN})
+  cmake_parse_arguments(T "" "NAME" "TARGET;SOURCES;LABELS;ARGS" ${ARGN})
   add_executable(test_${T_NAME} ${T_SOURCES})
   if(T_LABELS)
     set(labels LABELS "${T_LABELS}")
   endif()
   target_link_libraries(test_${T_NAME} PRIVATE ${T_TARGET} block_streamer_test_support block_streamer_test_main)
-  if(T_TARGET STREQUAL "block_streamer::block_streamer" OR NOT COMMAND catch_discover_tests)
+  if("block_streamer::block_streamer" IN_LIST T_TARGET OR "block_streamer::torch_cuda" IN_LIST T_TARGET)
+    block_streamer_use_torch(test_${T_NAME})
+    set(needs_torch TRUE)
+  endif()
+  if(needs_torch OR NOT COMMAND catch_discover_tests)
     add_test(NAME ${T_NAME} COMMAND test_${T_NAME} ${T_ARGS})
     set_tests_properties(${T_NAME} PROPERTIES TIMEOUT 600 ${labels})
   else()
