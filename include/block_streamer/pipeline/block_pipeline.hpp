@@ -64,8 +64,9 @@ class BlockPipeline {
     read_begin_.resize(shape_.transfer.ticket_count);
     if (finisher_) {
       for (std::size_t b = 0; b < storage_.block_count(); ++b) {
+        bound_byte_count_.push_back(finisher_->bound_byte_count({block_at(b)}));
         shape_.transfer.bound_byte_count =
-            std::max(shape_.transfer.bound_byte_count, finisher_->bound_byte_count({block_at(b)}));
+            std::max(shape_.transfer.bound_byte_count, bound_byte_count_.back());
       }
     }
   }
@@ -359,7 +360,7 @@ class BlockPipeline {
   std::span<std::byte> finish(const PlannedVisit& visit, std::span<std::byte> wire,
                               Stream& compute) {
     const std::span<std::byte> bound =
-        transfers_->bound().first(finisher_->bound_byte_count(visit.part));
+        transfers_->bound().first(bound_byte_count_[index_of(visit.part.block)]);
     touch(wire, Access::read, compute);
     touch(bound, Access::write, compute);
     finisher_->enqueue(visit.part, wire, bound, compute);
@@ -411,6 +412,7 @@ class BlockPipeline {
   AnyStorage storage_;
   PipelineOptions options_;
   std::unique_ptr<Finisher<Backend>> finisher_;
+  std::vector<std::uint64_t> bound_byte_count_;  ///< per block, if there is a finisher
   std::unique_ptr<Loop> loop_;
   std::vector<typename Backend::HostRegistration> registrations_;
   PipelineShape shape_;
