@@ -94,7 +94,7 @@ class StreamedRun {
           [&](const Hidden& hidden, Context& context, bool training) {
             try {
               return blocks_.run(block, lease.bytes(), hidden, context, training);
-            } catch (const ContractViolation&) {  // its weights are not to be trusted any more
+            } catch (...) {  // whatever it did before, its weights are not to be trusted any more
               blocks_.forget_views(lease.bytes());
               lease.discard();
               throw;
