@@ -2,6 +2,7 @@
 #pragma once
 
 #include <block_streamer/block/streamable_block.hpp>
+#include <block_streamer/checkpoint/block_map.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/core/expects.hpp>
 
@@ -22,6 +23,18 @@ struct LoraBlock {
   std::string prefix;  ///< "model.layers.3", with or without a final dot
   std::vector<WeightSpec> specs;
 };
+
+/// @brief The list as adapters see it.
+/// @param layout  the blocks' prefixes in the checkpoint, e.g. ModelLayout::blocks.
+template <streamable_block Block>
+[[nodiscard]] std::vector<LoraBlock> lora_blocks_of(std::span<const Block> blocks,
+                                                    std::span<const BlockTensors> layout) {
+  expects(blocks.size() == layout.size(), "every block has its prefix");
+  std::vector<LoraBlock> list;
+  for (std::size_t i = 0; i < blocks.size(); ++i)
+    list.push_back({.prefix = layout[i].prefix, .specs = blocks[i].weight_specs()});
+  return list;
+}
 
 /// One linear map that an adapter can be woven into.
 struct LoraSite {
