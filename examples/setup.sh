@@ -148,14 +148,14 @@ setup_configure() { # preset [CMake arguments…]
   stamp=$SETUP_ROOT/build/$preset/.configured
   local wanted="$* driver=$driver root=$SETUP_ROOT"
   [ -e "$SETUP_ROOT/build/$preset/build.ninja" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
-  (cd "$SETUP_ROOT" && cmake --preset "$preset" "$@" >"/dev/stderr")
+  (cd "$SETUP_ROOT" && cmake --preset "$preset" "$@" >&2)
   printf '%s' "$wanted" >"$stamp"
 }
 
 setup_build() { # preset [target…]
   local preset=$1
   shift
-  (cd "$SETUP_ROOT" && cmake --build "build/$preset" -j "${JOBS:-$(nproc)}" ${1:+--target "$@"} >"/dev/stderr")
+  (cd "$SETUP_ROOT" && cmake --build "build/$preset" -j "${JOBS:-$(nproc)}" ${1:+--target "$@"} >&2)
 }
 
 setup_program() { # [CMake arguments…]

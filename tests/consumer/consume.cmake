@@ -1,4 +1,4 @@
-# cmake -D WAY=… -D WITH_TORCH=… -D SOURCE=… -D BUILD=… -D WORK=… -D COMPILER=… -D VERSION=… [-D TORCH_ROOT=…] -P consume.cmake
+# cmake -D WAY=… -D COMPONENTS=a,b -D SOURCE=… -D BUILD=… -D WORK=… -D COMPILER=… -D VERSION=… [-D TORCH_ROOT=…] -P consume.cmake
 function(run)
   execute_process(COMMAND ${ARGV} COMMAND_ECHO STDOUT RESULT_VARIABLE code)
   if(code)
@@ -6,10 +6,11 @@ function(run)
   endif()
 endfunction()
 
-# The install tree is moved before it is used: nothing in it may name the place where it was made.
 file(REMOVE_RECURSE ${WORK})
-set(arguments -D WAY=${WAY} -D WITH_TORCH=${WITH_TORCH} -D VERSION=${VERSION} -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_BUILD_TYPE=Release)
+set(arguments -D WAY=${WAY} -D COMPONENTS=${COMPONENTS} -D VERSION=${VERSION} -D CMAKE_CXX_COMPILER=${COMPILER}
+  -D CMAKE_BUILD_TYPE=Release)
 if(WAY STREQUAL "find_package")
+  # The install tree is moved before it is used: nothing in it may name the place where it was made.
   run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/made)
   file(RENAME ${WORK}/made ${WORK}/moved)
   file(GLOB_RECURSE installed ${WORK}/moved/*.cmake)
@@ -23,7 +24,7 @@ if(WAY STREQUAL "find_package")
 else()
   list(APPEND arguments -D BLOCK_STREAMER_SOURCE=${SOURCE})
 endif()
-if(WITH_TORCH)
+if(COMPONENTS MATCHES "block_streamer")
   list(APPEND arguments -D Torch_DIR=${TORCH_ROOT}/share/cmake/Torch)
 endif()
 run(${CMAKE_COMMAND} -G Ninja -S ${CMAKE_CURRENT_LIST_DIR}/project -B ${WORK}/build ${arguments})

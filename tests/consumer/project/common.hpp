@@ -5,3 +5,5 @@
 
 std::size_t bytes_in_other_unit();
 std::size_t bytes_with_torch();
+bool cuda_runtime_answers();
+bool torch_knows_cuda();
