@@ -23,13 +23,18 @@ namespace {
 using Streamer =
     bs::Streamer<bs::models::DecoderBlock, bs::FileStorage, bs::ExternalOptimizer, bs::HostBackend>;
 
+bs::StreamerOptions options_in_fp32() {
+  bs::StreamerOptions options;
+  options.dtype = bs::DType::f32;
+  return options;
+}
+
 /// A tiny model from the fixtures behind a streamer with an adapter.
 struct Tiny {
   Tiny()
       : model{bs::Checkpoint::open(std::string{BLOCK_STREAMER_TEST_FIXTURES} + "/models/llama_gqa"),
               {bs::DType::f32}},
-        streamer{model.blocks(), bs::FileStorage{model.block_map()}, bs::HostBackend{},
-                 bs::StreamerOptions{}} {
+        streamer{model.blocks(), bs::FileStorage{model.block_map()}, bs::HostBackend{}, options_in_fp32()} {
     std::vector<bs::LoraBlock> list;
     const auto blocks = model.blocks();
     for (std::size_t i = 0; i < blocks.size(); ++i)
