@@ -41,9 +41,10 @@ bs::BlockLayout layout_of(const std::vector<bs::TensorSpec>& specs) {
   bs::BlockLayout layout;
   for (const bs::TensorSpec& spec : specs) {
     const std::uint64_t bytes = bs::dense_byte_count(spec.dtype, spec.shape).value();
-    const std::uint64_t offset = bs::round_up(layout.slot_byte_count[0], bs::tensor_alignment);
+    std::uint64_t& end = layout.slot_byte_count[0];
+    const std::uint64_t offset = bytes == 0 ? 0 : bs::round_up(end, bs::tensor_alignment);
     layout.tensors.push_back({spec, 0, offset, bytes});
-    layout.slot_byte_count[0] = offset + bytes;
+    end = std::max(end, offset + bytes);
   }
   return layout;
 }
@@ -299,8 +300,10 @@ TEST_CASE("the bound layout converts what computes and carries what is packed") 
 
 TEST_CASE(
     "the finisher gives the same values as a conversion of each tensor, also in inference mode") {
-  const auto wire = layout_of(
-      {{"w", DType::bf16, {3, 50}}, {"ids", DType::i64, {5}}, {"s", DType::f8_e5m2, {7}}});
+  const auto wire = layout_of({{"w", DType::bf16, {3, 50}},
+                               {"ids", DType::i64, {5}},
+                               {"s", DType::f8_e5m2, {7}},
+                               {"none", DType::bf16, {0, 3}}});
   auto bytes = patterned(wire.slot_byte_count[0]);
   const at::Tensor weight = bs::view_of(std::span{bytes}.first(300), wire.tensors[0].spec, cpu);
   weight.copy_(at::arange(150).view({3, 50}) * 0.37);

@@ -4,17 +4,6 @@
 
 #include <block_streamer/core/byte_range.hpp>
 #include <block_streamer/storage/any_storage.hpp>
-#include <block_streamer/storage/async_read.hpp>
-
-#include <boost/asio/as_tuple.hpp>
-#include <boost/asio/awaitable.hpp>
-#include <boost/asio/bind_cancellation_slot.hpp>
-#include <boost/asio/bind_executor.hpp>
-#include <boost/asio/cancellation_signal.hpp>
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/use_awaitable.hpp>
-#include <boost/asio/use_future.hpp>
 
 #include <support/catch.hpp>
 
@@ -22,6 +11,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -207,102 +197,7 @@ void check_whole_images(Tier& tier, const Images& images) {
   reads.check_all(images);
 }
 
-template <class Tier>
-void check_refusals(Tier& tier, const Images& images) {
-  const std::uint64_t size = images[0].size();
-  CHECK(read_error(tier, block_at(0), {size, 1}) == std::errc::invalid_argument);
-  CHECK(read_error(tier, block_at(0), {0, size + 1}) == std::errc::invalid_argument);
-  CHECK(read_error(tier, block_at(0), {~std::uint64_t{0}, 2}) == std::errc::invalid_argument);
-  CHECK(read_error(tier, block_at(images.size()), {0, 1}) == std::errc::invalid_argument);
-}
-
-template <class Tier>
-boost::asio::awaitable<int> await_images(Tier& tier, const Images& images) {
-  namespace asio = boost::asio;
-  int good = 0;
-  for (std::size_t b = 0; b < images.size(); ++b) {
-    const Buffer buffer{images[b].size()};
-    const ByteRange whole{0, images[b].size()};
-    const std::size_t n =
-        co_await async_read(tier, block_at(b), whole, buffer.span(), asio::use_awaitable);
-    good += n == images[b].size() && buffer.holds(images[b]) ? 1 : 0;
-  }
-  const Buffer buffer{1};
-  const auto [error, n] = co_await async_read(tier, block_at(images.size()), {0, 1}, buffer.span(),
-                                              asio::as_tuple(asio::use_awaitable));
-  good += error == boost::system::errc::invalid_argument && n == 0 ? 1 : 0;
-  try {
-    co_await async_read(tier, block_at(images.size()), {0, 1}, buffer.span(), asio::use_awaitable);
-  } catch (const boost::system::system_error& thrown) {
-    good += thrown.code() == boost::system::errc::invalid_argument ? 1 : 0;
-  }
-  co_return good;
-}
-
-template <class Tier>
-void check_tokens(Tier& tier, const Images& images) {
-  namespace asio = boost::asio;
-  const Bytes& last = images.back();
-  const Buffer buffer{last.size()};
-  const ByteRange whole{0, last.size()};
-  const BlockId block = block_at(images.size() - 1);
-  CHECK(async_read(tier, block, whole, buffer.span(), asio::use_future).get() == last.size());
-  CHECK(buffer.holds(last));
-
-  asio::io_context context;
-  bool inside_initiation = true;
-  int called = 0;
-  asio::cancellation_signal ignored;
-  async_read(tier, block, whole, buffer.span(),
-             asio::bind_cancellation_slot(
-                 ignored.slot(),
-                 asio::bind_executor(context, [&](boost::system::error_code error, std::size_t n) {
-                   called += !error && n == last.size() && !inside_initiation ? 1 : 100;
-                 })));
-  ignored.emit(asio::cancellation_type::all);
-  inside_initiation = false;
-  context.run();  // returns only when the read, as outstanding work, has ended
-  CHECK(called == 1);
-
-  context.restart();
-  auto good = asio::co_spawn(context, await_images(tier, images), asio::use_future);
-  context.run();
-  CHECK(good.get() == static_cast<int>(images.size()) + 2);
-}
-
 /// @param make returns a fresh tier; @param images what it should deliver, at least one byte first.
-template <class Make>
-void check_tier(Make make, const Images& images) {
-  {
-    auto tier = make();
-    check_whole_images(tier, images);
-    check_refusals(tier, images);
-    check_tokens(tier, images);
-    CHECK(read_error(tier, block_at(0), {images[0].size(), 0}) == std::error_code{});
-    for (std::size_t b = 0; b < images.size(); ++b) {
-      Reads reads;
-      reads.start(tier, block_at(b), {0, 0});
-      reads.check_all(images);
-    }
-  }
-  {
-    auto tier = make();
-    Reads reads;  // dies first: it waits for the reads, the tier for their ends
-    start_random_reads(reads, tier, 200, 1);
-    reads.check_all(images);
-  }
-  {
-    AnyStorage tier{make()};
-    AnyStorage moved{std::move(tier)};
-    check_whole_images(moved, images);
-  }
-  Reads in_flight;
-  {
-    auto tier = make();
-    start_random_reads(in_flight, tier, 100, 2);
-  }
-  CHECK(in_flight.ended() == 100);
-  in_flight.check_all(images);
-}
+void check_tier(const std::function<AnyStorage()>& make, const Images& images);
 
 }  // namespace block_streamer::testing_support

@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -29,8 +30,9 @@ namespace block_streamer::inline v1 {
     expects(byte_count.has_value(), "the size of tensor " + tensor.spec.name + " fits 64 bits");
     std::uint64_t& end = bound.slot_byte_count.at(tensor.part);
     tensor.byte_count = *byte_count;
-    tensor.slot_offset = round_up(end, tensor_alignment);
-    end = tensor.slot_offset + tensor.byte_count;
+    // Without elements: at 0, as any place after the last tensor may lie beyond the slot's end.
+    tensor.slot_offset = tensor.byte_count == 0 ? 0 : round_up(end, tensor_alignment);
+    end = std::max(end, tensor.slot_offset + tensor.byte_count);
   }
   return bound;
 }

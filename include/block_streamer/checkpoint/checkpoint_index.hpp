@@ -24,7 +24,7 @@ inline void check_shard_name(const std::string& path, const std::string& tensor,
   const bool plain = !file.empty() && file != "." && file != ".." &&
                      file.find_first_of(std::string_view{"/\\\0", 3}) == std::string::npos;
   if (!plain) {
-    throw FormatError{path, "tensor '" + tensor + "' is placed in '" + file +
+    throw FormatError{path, "tensor '" + tensor + "' is placed in '" + printable(file) +
                                 "', which is no plain file name in the same folder"};
   }
 }

@@ -35,6 +35,21 @@ namespace block_streamer::inline v1 {
 }
 
 namespace detail {
+/// The JSON parser takes a NUL for the end of its input: what follows would go unchecked.
+inline void refuse_nul(const std::string& path, std::string_view text, std::uint64_t text_begin) {
+  if (const auto at = text.find('\0'); at != std::string_view::npos) {
+    throw FormatError{path, "not valid JSON: a zero byte", text_begin + at};
+  }
+}
+
+/// Text of a file for messages: control characters become '?'.
+[[nodiscard]] inline std::string printable(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return text;
+}
+
 /// Parser callback: nothing nested deeper than 64, no key twice in one object.
 class StrictJson {
  public:
@@ -63,6 +78,7 @@ class StrictJson {
   if (text.starts_with("version https://git-lfs")) {
     throw FormatError{path, "this is a Git LFS pointer; fetch the file with 'git lfs pull'"};
   }
+  detail::refuse_nul(path, text, 0);
   try {
     return nlohmann::json::parse(text.begin(), text.end(), detail::StrictJson{path});
   } catch (const nlohmann::json::parse_error& error) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/checkpoint/json_file.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/core/tensor_spec.hpp>
 
@@ -199,6 +200,7 @@ class SafetensorsHandler {
 /// @brief Parses the header's JSON text. @throws FormatError
 [[nodiscard]] inline ParsedSafetensors parse_safetensors_json(const std::string& path,
                                                               std::string_view text) {
+  refuse_nul(path, text, 8);
   SafetensorsHandler handler{path};
   nlohmann::json::sax_parse(text.begin(), text.end(), &handler);
   return handler.take();

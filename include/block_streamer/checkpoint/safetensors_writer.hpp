@@ -14,6 +14,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -30,7 +31,7 @@ struct TensorBytes {
 namespace detail {
 
 /// The order of the format's reference writer: wide types first, so every tensor is aligned to its
-/// own type, then by name. @throws ContractViolation for a name twice or a size that does not fit.
+/// own type, then by name. @throws ContractViolation for a size that does not fit.
 [[nodiscard]] inline std::vector<const TensorBytes*> writing_order(
     std::span<const TensorBytes> tensors) {
   std::vector<const TensorBytes*> order;
@@ -47,22 +48,33 @@ namespace detail {
   return order;
 }
 
+/// @throws ContractViolation naming a tensor that is given twice.
+inline void expect_distinct_names(std::span<const TensorBytes> tensors) {
+  std::vector<std::string_view> names;
+  names.reserve(tensors.size());
+  for (const TensorBytes& tensor : tensors) names.push_back(tensor.spec.name);
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  expects(twice == names.end(), "a tensor is to be written twice");
+}
+
+/// Written piece by piece: a document tree would search all its keys at each insertion.
 [[nodiscard]] inline std::string safetensors_header_text(
     std::span<const TensorBytes* const> tensors,
     const std::map<std::string, std::string>& metadata) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::string text = "{";
+  if (!metadata.empty()) text += "\"__metadata__\":" + nlohmann::json(metadata).dump();
   std::uint64_t begin = 0;
   for (const TensorBytes* tensor : tensors) {
     const std::uint64_t end = begin + tensor->bytes.size();
-    expects(!header.contains(tensor->spec.name),
-            "tensor '" + tensor->spec.name + "' is to be written twice");
-    header[tensor->spec.name] = {{"dtype", name_of(tensor->spec.dtype)},
-                                 {"shape", tensor->spec.shape},
-                                 {"data_offsets", {begin, end}}};
+    if (text.size() > 1) text += ",";
+    text += nlohmann::json(tensor->spec.name).dump();
+    text += ":{\"dtype\":\"" + std::string{name_of(tensor->spec.dtype)} + "\"";
+    text += ",\"shape\":" + nlohmann::json(tensor->spec.shape).dump();
+    text += ",\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(end) + "]}";
     begin = end;
   }
-  std::string text = header.dump();
+  text += "}";
   text.resize(round_up(text.size(), 8), ' ');
   return text;
 }
@@ -76,6 +88,7 @@ namespace detail {
 inline void write_safetensors(const std::filesystem::path& path,
                               std::span<const TensorBytes> tensors,
                               const std::map<std::string, std::string>& metadata = {}) {
+  detail::expect_distinct_names(tensors);
   const std::vector<const TensorBytes*> order = detail::writing_order(tensors);
   const std::string header = detail::safetensors_header_text(order, metadata);
   std::array<std::byte, 8> length{};

@@ -5,6 +5,7 @@
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/core/expects.hpp>
 #include <block_streamer/core/io_completion.hpp>
+#include <block_streamer/device/copy_ranges.hpp>
 #include <block_streamer/device/execution_backend.hpp>
 #include <block_streamer/device/host_queue.hpp>
 #include <block_streamer/device/notify_thread.hpp>
@@ -12,7 +13,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -144,13 +144,9 @@ class HostBackend {
   /// @throws ContractViolation if the sizes differ or the ranges overlap.
   void copy_async(std::span<std::byte> to, std::span<const std::byte> from, CopyDirection,
                   Stream& stream) {
-    expects(to.size() == from.size(), "a copy has one size");
+    detail::expects_copyable(to, from);
     detail::HostQueue& queue = queue_of(stream);
     if (to.empty()) return;
-    const std::less<> below;
-    expects(
-        !below(from.data(), to.data() + to.size()) || !below(to.data(), from.data() + to.size()),
-        "the ranges of a copy overlap");
     queue.copy(to, from);
   }
   void touch_on_stream(std::span<const std::byte>, Access, Stream&) noexcept {}

@@ -43,8 +43,8 @@ struct AttentionTokens {
   bool causal = false;    ///< without a mask: each token sees itself and those before it
 };
 
-/// @brief softmax(q·kᵀ/√D)·v with grouped heads. q: (B,Nq,T,D); k, v: (B,Nk,S,D); result (B,Nq,T,D).
-/// `causal` aligns at the top left, so it is only for S = T.
+/// @brief softmax(q·kᵀ/√D)·v with grouped heads. q: (B,Nq,T,D); k, v: (B,Nk,S,D); result
+/// (B,Nq,T,D). `causal` aligns at the top left, so it is only for S = T.
 [[nodiscard]] inline at::Tensor attend(const at::Tensor& q, const at::Tensor& k,
                                        const at::Tensor& v, const AttentionTokens& tokens) {
   const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
@@ -80,18 +80,19 @@ namespace detail {
 }
 }  // namespace detail
 
-/// @brief Self-attention: project, norm the heads where the model does, rotate, append to the cache,
-/// attend, project back. x: (B,T,C); result alike.
+/// @brief Self-attention: project, norm the heads where the model does, rotate, append to the
+/// cache, attend, project back. x: (B,T,C); result alike.
 /// @param cache  null: the tokens see only each other, `tokens.past` is 0.
-[[nodiscard]] inline at::Tensor self_attention(const Weights& weights, const AttentionWeights& which,
+[[nodiscard]] inline at::Tensor self_attention(const Weights& weights,
+                                               const AttentionWeights& which,
                                                const AttentionShape& shape, const at::Tensor& x,
                                                const AttentionTokens& tokens, KvCache* cache,
                                                std::size_t layer) {
   const auto heads_of = [&](const Linear& linear, std::int64_t heads, auto norm) {
     return detail::split_heads(apply(weights, linear, x), heads, shape, weights, norm);
   };
-  at::Tensor q = heads_of(which.query, shape.heads, which.query_norm);        // (B,Nq,T,D)
-  at::Tensor k = heads_of(which.key, shape.kv_heads, which.key_norm);         // (B,Nk,T,D)
+  at::Tensor q = heads_of(which.query, shape.heads, which.query_norm);  // (B,Nq,T,D)
+  at::Tensor k = heads_of(which.key, shape.kv_heads, which.key_norm);   // (B,Nk,T,D)
   at::Tensor v = heads_of(which.value, shape.kv_heads, std::optional<std::size_t>{});
   q = rotate_half_split(q, tokens.rotary);
   k = rotate_half_split(k, tokens.rotary);

@@ -36,9 +36,9 @@ class KvCache {
             "the sizes of a KV cache are positive");
     // A cache made in inference mode could not be filled outside it.
     const c10::InferenceMode normal_mode{false};
-    memory_ = at::empty(
-        {shape.layers, 2, shape.batch, shape.kv_heads, shape.capacity, shape.head_dim},
-        at::TensorOptions{}.dtype(dtype).device(device));
+    memory_ =
+        at::empty({shape.layers, 2, shape.batch, shape.kv_heads, shape.capacity, shape.head_dim},
+                  at::TensorOptions{}.dtype(dtype).device(device));
   }
 
   struct Prefix {

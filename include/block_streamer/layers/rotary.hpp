@@ -43,11 +43,12 @@ struct Llama3Scaling {
   const at::Tensor wavelength = frequencies.reciprocal() * (2 * std::numbers::pi);
   const at::Tensor scaled =
       at::where(wavelength > shortest_scaled, frequencies / scaling.factor, frequencies);
-  const at::Tensor smooth = (wavelength.reciprocal() * scaling.original_max_position -
-                             scaling.low_freq_factor) /
-                            (scaling.high_freq_factor - scaling.low_freq_factor);
+  const at::Tensor smooth =
+      (wavelength.reciprocal() * scaling.original_max_position - scaling.low_freq_factor) /
+      (scaling.high_freq_factor - scaling.low_freq_factor);
   const at::Tensor blended = (smooth.neg() + 1) * scaled / scaling.factor + smooth * scaled;
-  const at::Tensor between = (wavelength >= longest_kept).logical_and(wavelength <= shortest_scaled);
+  const at::Tensor between =
+      (wavelength >= longest_kept).logical_and(wavelength <= shortest_scaled);
   return at::where(between, blended, scaled);
 }
 
@@ -61,8 +62,7 @@ struct RotaryTable {
 /// type that the heads have.
 /// **Shapes.** positions: (B or 1, T), i64, any values; frequencies: (R/2), f32, same device.
 [[nodiscard]] inline RotaryTable rotary_table(const at::Tensor& positions,
-                                              const at::Tensor& frequencies,
-                                              at::ScalarType dtype) {
+                                              const at::Tensor& frequencies, at::ScalarType dtype) {
   const at::Tensor half = positions.to(at::kFloat).unsqueeze(-1) * frequencies;  // (B,T,R/2)
   const at::Tensor angles = at::cat({half, half}, -1).unsqueeze(1);              // (B,1,T,R)
   return {angles.cos().to(dtype), angles.sin().to(dtype)};

@@ -4,6 +4,7 @@
 #include <block_streamer/block/adapter_table.hpp>
 #include <block_streamer/lora/lora_projection.hpp>
 #include <block_streamer/lora/options.hpp>
+#include <block_streamer/lora/saved_targets.hpp>
 #include <block_streamer/lora/target_matching.hpp>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -37,12 +38,18 @@ struct LoraModule {
 class LoraAdapter {
  public:
   LoraAdapter() = default;
-  LoraAdapter(LoraOptions options, std::size_t block_count, std::vector<LoraModule> modules)
-      : options_{std::move(options)}, block_count_{block_count}, modules_{std::move(modules)} {}
+  /// @param saved  how a file names the modules.
+  LoraAdapter(LoraOptions options, std::size_t block_count, std::vector<LoraModule> modules,
+              SavedTargets saved)
+      : options_{std::move(options)},
+        block_count_{block_count},
+        modules_{std::move(modules)},
+        saved_{std::move(saved)} {}
 
   [[nodiscard]] const LoraOptions& options() const noexcept { return options_; }
   [[nodiscard]] std::span<const LoraModule> modules() const noexcept { return modules_; }
   [[nodiscard]] std::size_t block_count() const noexcept { return block_count_; }
+  [[nodiscard]] const SavedTargets& saved_targets() const noexcept { return saved_; }
 
   /// @brief All trainable tensors in list order, A before B.
   [[nodiscard]] std::vector<at::Tensor> parameters() const {
@@ -91,6 +98,7 @@ class LoraAdapter {
   LoraOptions options_;
   std::size_t block_count_ = 0;
   std::vector<LoraModule> modules_;
+  SavedTargets saved_;
 };
 
 namespace detail {
@@ -134,16 +142,18 @@ namespace detail {
   if (first > 0 && !layer_index_of(blocks[first].prefix))
     throw UnsupportedError{"LoRA: a top fraction needs numbered layers, not \"" +
                            blocks[first].prefix + "\""};
-  const at::Generator generator = at::detail::createCPUGenerator(options.seed);
-  std::vector<LoraModule> modules;
-  for (LoraSite& site : match_targets(lora_sites(blocks), options.targets)) {
-    if (site.block < first) continue;
-    modules.push_back(detail::initial_module(std::move(site), options, generator, device));
-  }
-  if (modules.empty())
+  const std::vector<LoraSite> sites = lora_sites(blocks);
+  std::vector<LoraSite> chosen = match_targets(sites, options.targets);
+  std::erase_if(chosen, [first](const LoraSite& site) { return site.block < first; });
+  if (chosen.empty())
     throw BindingError{"LoRA: the targets name no linear map in the last " +
                        std::to_string(adapted) + " layers"};
-  return {options, blocks.size(), std::move(modules)};
+  SavedTargets saved = saved_targets_of(sites, chosen);
+  const at::Generator generator = at::detail::createCPUGenerator(options.seed);
+  std::vector<LoraModule> modules;
+  for (LoraSite& site : chosen)
+    modules.push_back(detail::initial_module(std::move(site), options, generator, device));
+  return {options, blocks.size(), std::move(modules), std::move(saved)};
 }
 
 }  // namespace block_streamer::inline v1

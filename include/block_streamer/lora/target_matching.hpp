@@ -2,6 +2,7 @@
 #pragma once
 
 #include <block_streamer/block/streamable_block.hpp>
+#include <block_streamer/checkpoint/block_map.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/core/expects.hpp>
 
@@ -23,11 +24,25 @@ struct LoraBlock {
   std::vector<WeightSpec> specs;
 };
 
+/// @brief The list as adapters see it.
+/// @param layout  the blocks' prefixes in the checkpoint, e.g. ModelLayout::blocks.
+template <streamable_block Block>
+[[nodiscard]] std::vector<LoraBlock> lora_blocks_of(std::span<const Block> blocks,
+                                                    std::span<const BlockTensors> layout) {
+  expects(blocks.size() == layout.size(), "every block has its prefix");
+  std::vector<LoraBlock> list;
+  for (std::size_t i = 0; i < blocks.size(); ++i)
+    list.push_back({.prefix = layout[i].prefix, .specs = blocks[i].weight_specs()});
+  return list;
+}
+
 /// One linear map that an adapter can be woven into.
 struct LoraSite {
-  std::string module;      ///< full name without ".weight": "model.layers.3.self_attn.q_proj"
-  std::size_t block = 0;   ///< position in the list
-  std::size_t weight = 0;  ///< index into the block's weight_specs()
+  std::string module;    ///< full name without ".weight": "model.layers.3.self_attn.q_proj"
+  std::string relative;  ///< within its block: "self_attn.q_proj"
+  std::optional<std::uint64_t> layer;  ///< the number that the block's prefix ends in
+  std::size_t block = 0;               ///< position in the list
+  std::size_t weight = 0;              ///< index into the block's weight_specs()
   std::uint64_t in = 0;
   std::uint64_t out = 0;
 };
@@ -85,6 +100,8 @@ namespace detail {
       expects(spec.shape.size() == 2, "a projection's weight is (out, in)");
       const std::string name = detail::without_suffix(spec.name, ".weight");
       sites.push_back({.module = prefix.empty() ? name : prefix + "." + name,
+                       .relative = name,
+                       .layer = layer_index_of(prefix),
                        .block = b,
                        .weight = w,
                        .in = spec.shape[1],
@@ -92,6 +109,11 @@ namespace detail {
     }
   }
   return sites;
+}
+
+/// @brief True if a target names the site, by PEFT's rule.
+[[nodiscard]] inline bool is_target(const LoraSite& site, const std::string& target) {
+  return target == "all-linear" || detail::has_name_suffix(site.module, target);
 }
 
 /// @brief The sites that `targets` name, in list order: PEFT's rule, a target is a whole name or
@@ -104,7 +126,7 @@ namespace detail {
   for (const std::string& target : targets) {
     bool found = false;
     for (std::size_t i = 0; i < sites.size(); ++i) {
-      if (target != "all-linear" && !detail::has_name_suffix(sites[i].module, target)) continue;
+      if (!is_target(sites[i], target)) continue;
       taken[i] = found = true;
     }
     if (!found) detail::refuse_target(target, sites);

@@ -36,8 +36,8 @@ class HugePages {
     mapped_byte_count_ = round_up(byte_count, page);
     // Reserve enough to find an aligned start in it, then give the ends back.
     const std::size_t reserved = mapped_byte_count_ + alignment - page;
-    void* const start = ::mmap(nullptr, reserved, PROT_READ | PROT_WRITE,
-                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const start =
+        ::mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (start == MAP_FAILED) refuse(byte_count, errno);
     auto* const first = static_cast<std::byte*>(start);
     const std::size_t skipped =

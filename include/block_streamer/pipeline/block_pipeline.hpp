@@ -4,16 +4,17 @@
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/core/expects.hpp>
 #include <block_streamer/device/execution_backend.hpp>
+#include <block_streamer/device/host_edges.hpp>
 #include <block_streamer/io/io_loop.hpp>
 #include <block_streamer/io/progress_loop.hpp>
 #include <block_streamer/pipeline/failure.hpp>
 #include <block_streamer/pipeline/fetch_machine.hpp>
 #include <block_streamer/pipeline/finisher.hpp>
-#include <block_streamer/pipeline/host_edges.hpp>
 #include <block_streamer/pipeline/options.hpp>
 #include <block_streamer/pipeline/ordering_rules.hpp>
 #include <block_streamer/pipeline/pipeline_shape.hpp>
 #include <block_streamer/pipeline/transfers.hpp>
+#include <block_streamer/pipeline/visible_lock.hpp>
 #include <block_streamer/plan/pass_plan.hpp>
 #include <block_streamer/plan/visit_order.hpp>
 #include <block_streamer/storage/any_storage.hpp>
@@ -63,14 +64,21 @@ class BlockPipeline {
     read_begin_.resize(shape_.transfer.ticket_count);
     if (finisher_) {
       for (std::size_t b = 0; b < storage_.block_count(); ++b) {
+        bound_byte_count_.push_back(finisher_->bound_byte_count({block_at(b)}));
         shape_.transfer.bound_byte_count =
-            std::max(shape_.transfer.bound_byte_count, finisher_->bound_byte_count({block_at(b)}));
+            std::max(shape_.transfer.bound_byte_count, bound_byte_count_.back());
       }
     }
   }
   BlockPipeline(const BlockPipeline&) = delete;
   BlockPipeline& operator=(const BlockPipeline&) = delete;
-  ~BlockPipeline() { wait_quiet(); }
+  ~BlockPipeline() {
+    wait_quiet();
+    try {
+      if (transfers_) transfers_->synchronize_copies();
+    } catch (...) {  // a lost device has nothing in flight
+    }
+  }
 
   /// @brief Begins a pass over `order`, planned from what is resident now.
   /// @param hint     what is expected to follow (see plan_pass).
@@ -112,6 +120,13 @@ class BlockPipeline {
     if (machine_.failed()) machine_.reset_failure();
     machine_.evict_all();
     transfers_.reset();
+  }
+  /// @brief The tier, for another pipeline. @pre close() was called; this pipeline is not used
+  /// again.
+  [[nodiscard]] AnyStorage take_storage() {
+    expects(!is_open(), "the storage of an open pipeline is in use");
+    registrations_.clear();
+    return std::move(storage_);
   }
   [[nodiscard]] bool is_open() const noexcept { return transfers_.has_value(); }
 
@@ -164,19 +179,23 @@ class BlockPipeline {
     loop_->post([](void* self) noexcept { static_cast<BlockPipeline*>(self)->pump(); }, this);
   }
   void pump() noexcept {
-    for (;;) {
-      std::optional<FetchAction> action;
-      {
-        Guard guard{mutex_, backend_};
-        take_messages();
-        action = machine_.next();
-        if (!action && inbox_.empty()) {
-          pump_scheduled_ = false;
-          return;
-        }
-      }
-      if (action) perform(*action);
+    while (const auto action = decide()) perform(*action);
+  }
+  /// The next thing to do; nullopt once there is nothing, and the next event will schedule the pump
+  /// again.
+  [[nodiscard]] std::optional<FetchAction> decide() noexcept {
+    try {
+      Guard guard{mutex_, backend_};
+      take_messages();
+      auto action = machine_.next();
+      pump_scheduled_ = action.has_value();
+      return action;
+    } catch (...) {  // an impossible move: a broken rule is reported, not obeyed
+      failed_with(std::current_exception());
     }
+    Guard guard{mutex_, backend_};
+    pump_scheduled_ = false;
+    return std::nullopt;
   }
   void perform(const FetchAction& action) noexcept {
     try {
@@ -198,6 +217,8 @@ class BlockPipeline {
     const Chunk& chunk = action.reads->chunks[action.chunk];
     const std::span<std::byte> out = destination(action, chunk);
     if (options_.trace.enabled()) read_begin_[action.ticket] = backend_.now();
+    publish_host_edge(backend_,
+                      &read_begin_[action.ticket]);  // whoever completes the read comes after this
     storage_.async_read(
         action.part.block, chunk.image, out,
         [this, action](std::error_code error, std::size_t) { read_ended(action, error); });
@@ -212,6 +233,7 @@ class BlockPipeline {
   }
   void read_ended(const FetchAction& action, std::error_code error) noexcept {
     const Chunk& chunk = action.reads->chunks[action.chunk];
+    accept_host_edge(backend_, &read_begin_[action.ticket]);
     backend_.touch_on_host(destination(action, chunk), Access::write);
     trace("read", Lane::storage, action.part, read_begin_[action.ticket], chunk.image.byte_count);
     if (error) failed_with(read_failure(storage_, action.part.block, chunk.image, error));
@@ -338,7 +360,7 @@ class BlockPipeline {
   std::span<std::byte> finish(const PlannedVisit& visit, std::span<std::byte> wire,
                               Stream& compute) {
     const std::span<std::byte> bound =
-        transfers_->bound().first(finisher_->bound_byte_count(visit.part));
+        transfers_->bound().first(bound_byte_count_[index_of(visit.part.block)]);
     touch(wire, Access::read, compute);
     touch(bound, Access::write, compute);
     finisher_->enqueue(visit.part, wire, bound, compute);
@@ -349,11 +371,12 @@ class BlockPipeline {
     end_visit(visit, compute);  // the wire slot is free as soon as it is converted
     return bound;
   }
-  void end_visit(const PlannedVisit& visit, Stream& compute) {
+  void end_visit(const PlannedVisit& visit, Stream& compute, bool discarded = false) {
     transfers_->record_release(compute, visit.slot);
     {
       Guard guard{mutex_, backend_};
       machine_.release(visit);
+      if (discarded) machine_.slots.clear(visit.slot, machine_.epoch());
     }
     progress();
   }
@@ -374,7 +397,7 @@ class BlockPipeline {
   }
 
   [[nodiscard]] Nanoseconds trace_time() const noexcept {
-    return options_.trace.enabled() ? backend_.now() : Nanoseconds{};
+    return options_.trace.enabled() ? backend_.now() : Nanoseconds::zero();
   }
   void trace(std::string_view name, Lane lane, PartId part, Nanoseconds begin,
              std::uint64_t bytes) noexcept {
@@ -389,6 +412,7 @@ class BlockPipeline {
   AnyStorage storage_;
   PipelineOptions options_;
   std::unique_ptr<Finisher<Backend>> finisher_;
+  std::vector<std::uint64_t> bound_byte_count_;  ///< per block, if there is a finisher
   std::unique_ptr<Loop> loop_;
   std::vector<typename Backend::HostRegistration> registrations_;
   PipelineShape shape_;

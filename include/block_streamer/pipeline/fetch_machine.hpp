@@ -169,7 +169,10 @@ class FetchMachine {
   }
   [[nodiscard]] bool grantable() noexcept {
     const Fetch* fetch = queue_.to_grant();
-    return fetch != nullptr && open(*fetch);
+    if (fetch == nullptr || !open(*fetch)) return false;
+    // A fetch that nobody waits for any more may still be on its way into the slot; it drains
+    // without the caller.
+    return fetch->begun || slots[fetch->slot].state != Residency::fetching;
   }
   /// What was computed before the fetch's pass is ordered by the pass's fork; what came since, by
   /// the slot's event.

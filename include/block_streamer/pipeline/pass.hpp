@@ -15,12 +15,16 @@ class BlockPipeline<Backend, Loop, Rules>::Lease {
       : pass_{std::exchange(other.pass_, nullptr)},
         visit_{other.visit_},
         bytes_{other.bytes_},
-        begin_{other.begin_} {}
+        begin_{other.begin_},
+        discarded_{other.discarded_} {}
   Lease& operator=(Lease&&) = delete;
   ~Lease() {
     if (pass_ != nullptr) pass_->release(*this);
   }
 
+  /// @brief The slot's bytes are spoilt: it is emptied at the release, so that nobody finds them
+  /// there again.
+  void discard() noexcept { discarded_ = true; }
   [[nodiscard]] PartId part() const noexcept { return visit_.part; }
   /// @brief What to compute with: the slot, or the bound form where there is a finisher. A device
   /// address range.
@@ -34,6 +38,7 @@ class BlockPipeline<Backend, Loop, Rules>::Lease {
   PlannedVisit visit_;
   std::span<std::byte> bytes_;
   Nanoseconds begin_;
+  bool discarded_ = false;
 };
 
 /// @brief One walk over the visit order. Destroying it before its end aborts it: what is in flight
@@ -84,7 +89,7 @@ class BlockPipeline<Backend, Loop, Rules>::Pass {
     pipeline_->trace("compute", Lane::compute, lease.part(), lease.begin_, lease.bytes_.size());
     if (pipeline_->finisher_) return;  // released when it was finished
     try {
-      pipeline_->end_visit(lease.visit_, *compute_);
+      pipeline_->end_visit(lease.visit_, *compute_, lease.discarded_);
     } catch (...) {
       pipeline_->failed_with(std::current_exception());
     }

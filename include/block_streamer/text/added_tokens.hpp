@@ -34,7 +34,9 @@ class AddedTokens {
   /// @param tokens contents not empty and distinct
   explicit AddedTokens(std::vector<AddedToken> tokens) : tokens_{std::move(tokens)} {
     std::sort(tokens_.begin(), tokens_.end(), [](const AddedToken& a, const AddedToken& b) {
-      const auto lead = [](const AddedToken& t) { return static_cast<unsigned char>(t.content[0]); };
+      const auto lead = [](const AddedToken& t) {
+        return static_cast<unsigned char>(t.content[0]);
+      };
       if (lead(a) != lead(b)) return lead(a) < lead(b);
       return a.content.size() > b.content.size();
     });
@@ -87,8 +89,7 @@ class AddedTokens {
   }
   static bool stands_alone(std::string_view text, std::size_t begin, std::size_t end) noexcept {
     const bool left = begin == 0 || !is_word_character(character_before(text, begin).code_point);
-    const bool right =
-        end == text.size() || !is_word_character(utf8_step(text, end).code_point);
+    const bool right = end == text.size() || !is_word_character(utf8_step(text, end).code_point);
     return left && right;
   }
   static std::size_t space_begin(std::string_view text, std::size_t end) noexcept {
@@ -108,7 +109,7 @@ class AddedTokens {
     return begin;
   }
 
-  std::vector<AddedToken> tokens_;           ///< by first byte, then longest first
+  std::vector<AddedToken> tokens_;          ///< by first byte, then longest first
   std::array<std::uint32_t, 256> first_{};  ///< by first byte: index + 1 of its longest token
 };
 

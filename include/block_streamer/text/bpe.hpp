@@ -54,7 +54,8 @@ class MergeTable {
     std::uint64_t hash = key * 0x9E3779B97F4A7C15ULL;
     hash ^= hash >> 32U;
     std::size_t at = hash & (cells_.size() - 1);
-    while (cells_[at].merge.result >= 0 && cells_[at].key != key) at = (at + 1) & (cells_.size() - 1);
+    while (cells_[at].merge.result >= 0 && cells_[at].key != key)
+      at = (at + 1) & (cells_.size() - 1);
     return at;
   }
   void grow() {
@@ -70,9 +71,9 @@ class MergeTable {
 };
 
 struct BpeOptions {
-  bool ignore_merges = false;         ///< a word that is a token is that token, whatever the merges
-  bool byte_fallback = false;         ///< an unknown character becomes its bytes' <0xNN> tokens
-  bool fuse_unknown = false;          ///< adjacent unknown characters become one unknown token
+  bool ignore_merges = false;  ///< a word that is a token is that token, whatever the merges
+  bool byte_fallback = false;  ///< an unknown character becomes its bytes' <0xNN> tokens
+  bool fuse_unknown = false;   ///< adjacent unknown characters become one unknown token
   std::optional<std::int32_t> unknown;  ///< without it unknown characters vanish
 };
 
@@ -215,7 +216,7 @@ class Bpe {
   Vocabulary vocabulary_;
   MergeTable merges_;
   BpeOptions options_;
-  std::array<std::int32_t, 0x400> low_{};   ///< ids of characters below U+0400, or -1
+  std::array<std::int32_t, 0x400> low_{};  ///< ids of characters below U+0400, or -1
   std::array<std::int32_t, 256> bytes_{};  ///< ids of the <0xNN> tokens, or -1
 };
 

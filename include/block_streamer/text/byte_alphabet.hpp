@@ -37,15 +37,15 @@ inline void append_as_characters(std::string& out, std::string_view bytes) {
   }
 }
 
-/// @brief Appends the bytes that a token's characters stand for; a token with any other character is
-/// appended as it is. `token` must be UTF-8.
+/// @brief Appends the bytes that a token's characters stand for; a token with any other character
+/// is appended as it is. `token` must be UTF-8.
 inline void append_as_bytes(std::string& out, std::string_view token) {
   const std::size_t before = out.size();
   for (std::size_t at = 0; at < token.size();) {
     const Utf8Step step = utf8_step(token, at);
     at += step.length;
-    const bool known = step.code_point < byte_alphabet.byte.size() &&
-                       byte_alphabet.byte[step.code_point] >= 0;
+    const bool known =
+        step.code_point < byte_alphabet.byte.size() && byte_alphabet.byte[step.code_point] >= 0;
     if (!known) {
       out.resize(before);
       out.append(token);

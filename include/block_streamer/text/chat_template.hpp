@@ -59,7 +59,8 @@ class ChatTemplate {
     if (std::filesystem::exists(file)) return {read_text_file(file, size_limit), file.string()};
     const auto config = folder / "tokenizer_config.json";
     if (!std::filesystem::exists(config)) {
-      throw FormatError{folder.string(), "has neither chat_template.jinja nor tokenizer_config.json"};
+      throw FormatError{folder.string(),
+                        "has neither chat_template.jinja nor tokenizer_config.json"};
     }
     const auto document = parse_json(read_text_file(config, size_limit), config.string());
     return {JsonObject{document, config.string(), "tokenizer_config"}.string("chat_template"),
@@ -93,8 +94,8 @@ class ChatTemplate {
   }
 
   /// @brief The ids of a whole conversation for training. Trained is what the model writes when it
-  /// is asked: of each assistant turn all that follows "<|im_start|>assistant\n" (a <think> block of
-  /// the template included) up to and with <|im_end|>.
+  /// is asked: of each assistant turn all that follows "<|im_start|>assistant\n" (a <think> block
+  /// of the template included) up to and with <|im_end|>.
   /// @throws UnsupportedError if <|im_start|> and <|im_end|> are not added tokens of `tokenizer`.
   /// **Cost.** Encodes each assistant turn's head twice.
   [[nodiscard]] TextRow encode_conversation(const Tokenizer& tokenizer,
@@ -167,8 +168,7 @@ class ChatTemplate {
   static std::size_t last_query(std::span<const ChatMessage> messages) {
     for (std::size_t i = messages.size(); i-- > 0;) {
       const std::string& text = messages[i].content;
-      const bool answer =
-          text.starts_with("<tool_response>") && text.ends_with("</tool_response>");
+      const bool answer = text.starts_with("<tool_response>") && text.ends_with("</tool_response>");
       if (messages[i].role == "user" && !answer) return i;
     }
     return messages.size() - 1;

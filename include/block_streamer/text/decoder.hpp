@@ -31,8 +31,7 @@ struct ReplaceDecoding {
 /// **Threads.** Const use from several threads.
 class Decoder {
  public:
-  using Step =
-      std::variant<ByteLevelDecoding, ByteFallbackDecoding, FuseDecoding, ReplaceDecoding>;
+  using Step = std::variant<ByteLevelDecoding, ByteFallbackDecoding, FuseDecoding, ReplaceDecoding>;
 
   /// No decoder at all: tokens joined by spaces.
   Decoder() = default;

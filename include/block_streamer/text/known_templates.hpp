@@ -146,9 +146,8 @@ inline std::optional<TemplateStyle> recognize_qwen3(std::string_view canonical) 
     bool can_disable;
     const char* suffix;
   };
-  const Prompt prompts[] = {{prompt_switch, true, ""},
-                            {prompt_plain, false, ""},
-                            {prompt_thinking, false, "<think>\n"}};
+  const Prompt prompts[] = {
+      {prompt_switch, true, ""}, {prompt_plain, false, ""}, {prompt_thinking, false, "<think>\n"}};
   for (const std::string* middle : {&query_first, &query_revised, &query_mixed, &instruct}) {
     for (const Prompt& prompt : prompts) {
       const std::vector<std::string> pieces = {joined({tools}), *middle, joined({end_of_assistant}),
@@ -163,14 +162,16 @@ inline std::optional<TemplateStyle> recognize_qwen3(std::string_view canonical) 
 /// ChatML with or without a default system message, which may have any text.
 inline std::optional<TemplateStyle> recognize_chatml(std::string_view canonical) {
   constexpr std::string_view mark = "DEFAULT";
-  const std::string messages = joined({
-      "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
-      "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"});
+  const std::string messages = joined(
+      {"{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+       "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"});
   const std::string loop = joined({"{% for message in messages %}"});
   if (canonical == loop + messages) return TemplateStyle{"ChatML", {}, false, false, ""};
   const std::string with_default =
-      loop + joined({"{% if loop.first and messages[0]['role'] != 'system' %}"
-                     "{{ '<|im_start|>system\nDEFAULT<|im_end|>\n' }}{% endif %}"}) + messages;
+      loop +
+      joined({"{% if loop.first and messages[0]['role'] != 'system' %}"
+              "{{ '<|im_start|>system\nDEFAULT<|im_end|>\n' }}{% endif %}"}) +
+      messages;
   const std::size_t at = with_default.find(mark);
   const std::string_view head = std::string_view{with_default}.substr(0, at);
   const std::string_view tail = std::string_view{with_default}.substr(at + mark.size());

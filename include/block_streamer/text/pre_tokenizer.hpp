@@ -157,10 +157,9 @@ class PreTokenizer {
   static void apply(const SplitStep& step, std::string_view text, Scratch::OfStep& scratch,
                     const Next& next) {
     if (step.behavior == SplitBehavior::isolated && step.pattern.index() == 1) {
-      return isolate(std::get<Regex>(step.pattern), text, scratch.regex,
-                     [&](std::size_t begin, std::size_t end) {
-                       next(text.substr(begin, end - begin));
-                     });
+      return isolate(
+          std::get<Regex>(step.pattern), text, scratch.regex,
+          [&](std::size_t begin, std::size_t end) { next(text.substr(begin, end - begin)); });
     }
     scratch.spans.clear();
     collect(step, text, scratch);

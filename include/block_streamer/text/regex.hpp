@@ -60,7 +60,8 @@ class Regex {
       : where_{path + ": " + where} {
     expect_utf8(pattern, where_);
     const std::string translated = translate_pattern(pattern, where_);
-    const detail::Pcre2Ptr<pcre2_compile_context_8> context{pcre2_compile_context_create_8(nullptr)};
+    const detail::Pcre2Ptr<pcre2_compile_context_8> context{
+        pcre2_compile_context_create_8(nullptr)};
     if (!context) throw std::bad_alloc{};
     pcre2_set_newline_8(context.get(), PCRE2_NEWLINE_LF);
     int error = 0;
@@ -81,8 +82,8 @@ class Regex {
     prepare(scratch, text.size());
     int rc = match(text, from, 0, scratch);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT && !scratch.stack_) {
-      scratch.stack_.reset(pcre2_jit_stack_create_8(std::size_t{1} << 15U, std::size_t{1} << 26U,
-                                                    nullptr));
+      scratch.stack_.reset(
+          pcre2_jit_stack_create_8(std::size_t{1} << 15U, std::size_t{1} << 26U, nullptr));
       pcre2_jit_stack_assign_8(scratch.context_.get(), nullptr, scratch.stack_.get());
       rc = match(text, from, 0, scratch);
     }

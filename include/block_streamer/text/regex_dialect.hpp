@@ -62,9 +62,13 @@ class RegexTranslator {
     if (c == 'x' || c == 'u') return code_point();
     at_ += 2;
     switch (c) {
-      case 's': return shorthand(spaces, in_class);
-      case 'w': return shorthand(word, in_class);
-      case 'S': out_ += in_class ? "\\S\\x{180E}" : "[\\S\\x{180E}]"; return;
+      case 's':
+        return shorthand(spaces, in_class);
+      case 'w':
+        return shorthand(word, in_class);
+      case 'S':
+        out_ += in_class ? "\\S\\x{180E}" : "[\\S\\x{180E}]";
+        return;
       case 'W':
         if (!in_class) return void(out_.append("[^").append(word).append("]"));
         break;
@@ -73,8 +77,12 @@ class RegexTranslator {
       case 'r':
       case 'n':
       case 't':
-      case 'f': out_.append({'\\', c}); return;
-      case 'v': out_ += "\\x0B"; return;
+      case 'f':
+        out_.append({'\\', c});
+        return;
+      case 'v':
+        out_ += "\\x0B";
+        return;
       default:
         if (!is_alphanumeric(c) && static_cast<unsigned char>(c) < 0x80) {
           out_.append({'\\', c});
@@ -99,7 +107,8 @@ class RegexTranslator {
     const bool category = (name.size() == 1 || name.size() == 2) &&
                           major.find(name[0]) != std::string_view::npos &&
                           (name.size() == 1 || minor.find(name[1]) != std::string_view::npos);
-    if (!category) refuse("the property " + std::string{in_.substr(at_, braced ? name.size() + 4 : 3)});
+    if (!category)
+      refuse("the property " + std::string{in_.substr(at_, braced ? name.size() + 4 : 3)});
     out_.append(in_.substr(at_, end + 1 - at_));
     at_ = end + 1;
   }
@@ -110,8 +119,8 @@ class RegexTranslator {
     const std::size_t count = braced ? 8 : peek(1) == 'x' ? 2 : 4;
     std::size_t end = first;
     while (end < in_.size() && end - first < count && is_hex(in_[end])) ++end;
-    const bool whole = braced ? end > first && end < in_.size() && in_[end] == '}'
-                              : end - first == count;
+    const bool whole =
+        braced ? end > first && end < in_.size() && in_[end] == '}' : end - first == count;
     if (!whole) refuse("an incomplete escape");
     const std::string digits{in_.substr(first, end - first)};
     const unsigned long value = std::stoul(digits, nullptr, 16);

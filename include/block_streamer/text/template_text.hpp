@@ -47,6 +47,7 @@ class TemplateCanonicalizer {
       while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
     } else if (after_block_ && text.starts_with('\n')) {
       text.remove_prefix(1);
+      at_line_start_ = true;
     }
     const char kind = open + 1 < in_.size() ? in_[open + 1] : '\0';
     if (open + 2 < in_.size() && in_[open + 2] == '-') {
@@ -54,7 +55,7 @@ class TemplateCanonicalizer {
     } else if (kind == '%' || kind == '#') {
       std::size_t keep = text.size();
       while (keep > 0 && (text[keep - 1] == ' ' || text[keep - 1] == '\t')) --keep;
-      if (keep == 0 || text[keep - 1] == '\n') text = text.substr(0, keep);
+      if (keep == 0 ? at_line_start_ : text[keep - 1] == '\n') text = text.substr(0, keep);
     }
     out_ += text;
   }
@@ -77,9 +78,11 @@ class TemplateCanonicalizer {
         ++at;
       }
     }
+    const bool closed = in_.substr(std::min(at, in_.size()), 2) == close;
     at_ = std::min(in_.size(), at + 2);
     after_block_ = kind != '{';
-    if (kind != '#') out_.append({'{', kind}).append(body).append(close);
+    at_line_start_ = false;
+    if (kind != '#' || !closed) out_.append({'{', kind}).append(body).append(closed ? close : "");
   }
 
   /// A string, or the attribute that ['name'] stands for.
@@ -109,7 +112,8 @@ class TemplateCanonicalizer {
   std::string_view in_;
   std::string out_;
   std::size_t at_ = 0;
-  bool trim_after_ = false;   ///< the tag before ended with -
+  bool trim_after_ = false;  ///< the tag before ended with -
+  bool at_line_start_ = true;
   bool after_block_ = false;  ///< the tag before was a statement or a comment
 };
 
@@ -128,8 +132,9 @@ class TemplateCanonicalizer {
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const bool last = i + 1 == pieces.size();
     if (last && text.size() < at + pieces[i].size()) return false;
-    const std::size_t found =
-        last ? text.size() - pieces[i].size() : i == 0 ? 0 : text.find(pieces[i], at);
+    const std::size_t found = last     ? text.size() - pieces[i].size()
+                              : i == 0 ? 0
+                                       : text.find(pieces[i], at);
     if (found == std::string_view::npos) return false;
     if (text.compare(found, pieces[i].size(), pieces[i]) != 0) return false;
     at = found + pieces[i].size();

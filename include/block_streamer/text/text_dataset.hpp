@@ -40,7 +40,8 @@ class TextDataset {
   /// @param chat_template needed for rows with "messages"; may be null otherwise
   /// @throws FormatError naming the file and the line of a row that is not a JSON object with known
   /// fields, or the file if no row is left.
-  /// @throws Utf8Error naming the byte offset in the file. @throws StorageError if it is unreadable.
+  /// @throws Utf8Error naming the byte offset in the file. @throws StorageError if it is
+  /// unreadable.
   [[nodiscard]] static TextDataset open(const std::filesystem::path& path,
                                         const Tokenizer& tokenizer,
                                         const ChatTemplate* chat_template,
@@ -83,8 +84,8 @@ class TextDataset {
       const bool keep = size == options_.seq_len || options_.keep_short_window || begin == 0;
       if (size < 2 || !keep) return;  // one token alone predicts nothing
       const auto first = ids.begin() + static_cast<std::ptrdiff_t>(begin);
-      rows_.push_back({{first, first + static_cast<std::ptrdiff_t>(size)},
-                       std::vector<std::uint8_t>(size, 1)});
+      rows_.push_back(
+          {{first, first + static_cast<std::ptrdiff_t>(size)}, std::vector<std::uint8_t>(size, 1)});
       rows_.back().trained[0] = 0;
     }
   }
@@ -122,7 +123,12 @@ class TextDataset {
       append(row, tokenizer.encode(object.string("completion"), false, scratch), true);
     } else {
       if (chat_template == nullptr) object.fail("has \"messages\", but the model no chat template");
-      return chat_template->encode_conversation(tokenizer, messages_of(object), scratch);
+      const std::vector<ChatMessage> conversation = messages_of(object);
+      try {
+        return chat_template->encode_conversation(tokenizer, conversation, scratch);
+      } catch (const UnsupportedError& error) {
+        object.refuse(error.what());
+      }
     }
     append(row, {options_.eos}, true);
     row.trained[0] = 0;
@@ -137,7 +143,8 @@ class TextDataset {
   static std::vector<ChatMessage> messages_of(const JsonObject& row) {
     std::vector<ChatMessage> messages;
     for (const nlohmann::json& item : row.array("messages")) {
-      const JsonObject message{item, row.path(), "messages[" + std::to_string(messages.size()) + "]"};
+      const JsonObject message{item, row.path(),
+                               "messages[" + std::to_string(messages.size()) + "]"};
       if (message.find("tool_calls") != nullptr) message.refuse("tool_calls are not supported");
       ChatMessage turn{message.string("role"), message.string("content"), {}};
       if (message.find("reasoning_content") != nullptr) {

@@ -179,9 +179,9 @@ class Tokenizer {
                          std::vector<std::int32_t>& ids) const {
     normalized_.split(text, [&](std::string_view piece, std::optional<std::int32_t> id) {
       if (id) return ids.push_back(*id);
-      parts_.pre_tokenizer.for_each_word(
-          piece, scratch.pre_tokenizer_,
-          [&](std::string_view word) { encode_word(word, scratch, ids); });
+      parts_.pre_tokenizer.for_each_word(piece, scratch.pre_tokenizer_, [&](std::string_view word) {
+        encode_word(word, scratch, ids);
+      });
     });
   }
 

@@ -39,7 +39,8 @@ class TokenizerJsonReader {
     if (root.find("normalizer") != nullptr) read_normalizer(root.object("normalizer"));
     if (root.find("added_tokens") != nullptr) read_added(root);
     std::vector<PreTokenizer::Step> words;
-    if (root.find("pre_tokenizer") != nullptr) read_pre_tokenizer(root.object("pre_tokenizer"), words);
+    if (root.find("pre_tokenizer") != nullptr)
+      read_pre_tokenizer(root.object("pre_tokenizer"), words);
     parts_.pre_tokenizer = PreTokenizer{std::move(words)};
     if (root.find("post_processor") != nullptr) read_post_processor(root.object("post_processor"));
     if (root.find("decoder") != nullptr) {
@@ -128,8 +129,7 @@ class TokenizerJsonReader {
     for (const json& merge : list) {
       const std::string name = "merge " + std::to_string(rank);
       const auto [left, right] = merge_sides(model, merge, name);
-      const std::int32_t result =
-          id_of(model, vocabulary, std::string{left}.append(right), name);
+      const std::int32_t result = id_of(model, vocabulary, std::string{left}.append(right), name);
       merges.set(id_of(model, vocabulary, left, name), id_of(model, vocabulary, right, name),
                  {rank++, result});
     }
@@ -180,8 +180,7 @@ class TokenizerJsonReader {
   }
 
   static AddedToken read_added_token(const JsonObject& entry) {
-    entry.allow_only(
-        {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+    entry.allow_only({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
     AddedToken token;
     token.content = entry.string("content");
     if (token.content.empty()) entry.fail("has no content");
@@ -206,9 +205,8 @@ class TokenizerJsonReader {
   }
 
   void read_pre_tokenizer(const JsonObject& component, std::vector<PreTokenizer::Step>& steps) {
-    if (each_of_sequence(component, "pretokenizers", [&](const JsonObject& part) {
-          read_pre_tokenizer(part, steps);
-        })) {
+    if (each_of_sequence(component, "pretokenizers",
+                         [&](const JsonObject& part) { read_pre_tokenizer(part, steps); })) {
       return;
     }
     const std::string& type = component.string("type");
@@ -294,10 +292,9 @@ class TokenizerJsonReader {
     std::vector<std::int32_t> ids;
     for (const json& value : tokens.object(name.c_str()).array("ids")) {
       const std::int32_t id = checked_id(tokens, value, name);
-      const bool known =
-          parts_.model.vocabulary().text_of(id) != nullptr ||
-          std::any_of(parts_.added.begin(), parts_.added.end(),
-                      [id](const AddedToken& token) { return token.id == id; });
+      const bool known = parts_.model.vocabulary().text_of(id) != nullptr ||
+                         std::any_of(parts_.added.begin(), parts_.added.end(),
+                                     [id](const AddedToken& token) { return token.id == id; });
       if (!known) tokens.fail("names the id " + std::to_string(id) + ", which no token has");
       ids.push_back(id);
     }

@@ -14,9 +14,9 @@ namespace block_streamer::inline v1 {
 
 /// What a tokenizer file describes, checked and ready to use.
 struct TokenizerParts {
-  std::string path;                       ///< of the file, for messages
+  std::string path;  ///< of the file, for messages
   Bpe model;
-  std::vector<AddedToken> added;          ///< `content` as it is searched, in the file's order
+  std::vector<AddedToken> added;  ///< `content` as it is searched, in the file's order
   bool normalize_nfc = false;
   PreTokenizer pre_tokenizer;
   std::vector<std::int32_t> before, after;  ///< special tokens around an encoded text

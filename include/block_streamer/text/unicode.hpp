@@ -18,8 +18,10 @@ namespace block_streamer::inline v1 {
   switch (utf8proc_category(static_cast<utf8proc_int32_t>(code_point))) {
     case UTF8PROC_CATEGORY_ND:
     case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_NO: return true;
-    default: return false;
+    case UTF8PROC_CATEGORY_NO:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -46,8 +48,10 @@ namespace block_streamer::inline v1 {
     case UTF8PROC_CATEGORY_ME:
     case UTF8PROC_CATEGORY_ND:
     case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC: return true;
-    default: return false;
+    case UTF8PROC_CATEGORY_PC:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -93,9 +97,9 @@ inline std::vector<utf8proc_int32_t> decompose_canonically(std::string_view text
                                  [](char c) { return static_cast<unsigned char>(c) < 0xCC; });
   if (inert) return std::string{text};
   std::vector<utf8proc_int32_t> points = detail::decompose_canonically(text);
-  const auto count = utf8proc_normalize_utf32(
-      points.data(), static_cast<utf8proc_ssize_t>(points.size()),
-      static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+  const auto count =
+      utf8proc_normalize_utf32(points.data(), static_cast<utf8proc_ssize_t>(points.size()),
+                               static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
   std::string out;
   out.reserve(text.size());
   for (utf8proc_ssize_t i = 0; i < count; ++i) {

@@ -66,8 +66,7 @@ constexpr Utf8Lead utf8_lead(unsigned char byte) noexcept {
   for (std::uint8_t i = 1; i < lead.length; ++i) {
     if (at + i >= text.size()) return {0xFFFD, i, Utf8Step::Kind::incomplete};
     const auto byte = static_cast<unsigned char>(text[at + i]);
-    const bool good =
-        i == 1 ? byte >= lead.low && byte <= lead.high : byte >= 0x80 && byte <= 0xBF;
+    const bool good = i == 1 ? byte >= lead.low && byte <= lead.high : byte >= 0x80 && byte <= 0xBF;
     if (!good) return {0xFFFD, i, Utf8Step::Kind::invalid};
     value = value << 6U | (byte & 0x3FU);
   }

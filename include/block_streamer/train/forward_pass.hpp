@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <block_streamer/block/mutation_guard.hpp>
+#include <block_streamer/train/rng_replay.hpp>
+#include <block_streamer/train/streamed_run.hpp>
+
+#include <c10/core/GradMode.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace block_streamer::inline v1 {
+
+/// What a backward needs of one visit of the forward.
+struct SavedVisit {
+  at::Tensor input;           ///< detached: shares memory and version counter with what flowed in
+  std::uint32_t version = 0;  ///< of the input then
+  RngState random;
+};
+
+/// @brief Runs the whole list without grad.
+/// @param saved  if not null, receives what a backward needs of each visit, and dropout is active.
+template <class Run>
+[[nodiscard]] typename Run::Hidden forward_pass(Run& run, typename Run::Hidden hidden,
+                                                typename Run::Context& context,
+                                                std::vector<SavedVisit>* saved) {
+  const c10::NoGradGuard no_grad;
+  const std::size_t n = run.blocks().size();
+  const VisitOrder forward = ascending(0, n);
+  const VisitOrder backward = saved != nullptr ? descending(0, n) : forward;
+  run.walk(forward, joined(backward, forward),
+           [&](BlockId, auto&& run_block, std::span<const std::byte> slot) {
+             if (saved != nullptr) {
+               at::Tensor input = hidden.detach();
+               const auto version = static_cast<std::uint32_t>(input._version());
+               saved->push_back({std::move(input), version, RngState::capture(run.device())});
+             }
+             hidden = detached_from(slot, run_block(hidden, context, saved != nullptr));
+           });
+  return hidden;
+}
+
+}  // namespace block_streamer::inline v1

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <block_streamer/block/bound_blocks.hpp>
+#include <block_streamer/block/dtype_finisher.hpp>
+#include <block_streamer/block/stream_bridge.hpp>
+#include <block_streamer/core/error.hpp>
+#include <block_streamer/core/expects.hpp>
+#include <block_streamer/pipeline/pass.hpp>
+#include <block_streamer/plan/visit_order.hpp>
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace block_streamer::inline v1 {
+
+namespace detail {
+/// DTypeFinisher behind the pipeline's virtual call.
+template <execution_backend Backend>
+class TypeChange final : public Finisher<Backend> {
+ public:
+  TypeChange(std::span<const BlockLayout> wire, DType target, at::Device device)
+      : finisher_{wire, target, device} {}
+  [[nodiscard]] const BlockLayout& layout(BlockId block) const { return finisher_.layout(block); }
+  [[nodiscard]] std::uint64_t bound_byte_count(PartId part) const override {
+    return finisher_.bound_byte_count(part);
+  }
+  void enqueue(PartId part, std::span<const std::byte> wire, std::span<std::byte> bound,
+               typename Backend::Stream& compute) override {
+    finisher_.enqueue(part, wire, bound, compute);
+  }
+
+ private:
+  DTypeFinisher finisher_;
+};
+}  // namespace detail
+
+/// @brief The heap core of a Streamer: pipeline and bound blocks together, and the walks over them.
+/// Shared by the Streamer and by the autograd nodes it made, so a graph may outlive the Streamer.
+/// **Threads.** One walk at a time; a second is refused.
+template <streamable_block Block, execution_backend Backend>
+class StreamedRun {
+ public:
+  using Hidden = typename Block::Hidden;
+  using Context = typename Block::Context;
+  using Pipeline = BlockPipeline<Backend>;
+
+  /// @param dtype  what floating weights are computed in; nullopt: as stored.
+  StreamedRun(std::vector<Block> blocks, AnyStorage storage, Backend backend,
+              PipelineOptions options, std::optional<DType> dtype)
+      : backend_{std::move(backend)},
+        bridge_{backend_},
+        options_{std::move(options)},
+        blocks_{std::move(blocks), bridge_.device()} {
+    expects(storage.block_count() == blocks_.size(),
+            "the storage has as many blocks as the list (" + std::to_string(storage.block_count()) +
+                " stored, " + std::to_string(blocks_.size()) + " listed)");
+    options_.computes_on_host = StreamBridge<Backend>::computes_on_host;
+    build(std::move(storage), dtype);
+  }
+
+  /// @brief The lock of one walk.
+  class Walk {
+   public:
+    explicit Walk(StreamedRun& run) : run_{run} {
+      expects(!run_.running_.exchange(true),
+              "the streamer is in use: calls must not overlap, nor come from inside a block");
+    }
+    Walk(const Walk&) = delete;
+    Walk& operator=(const Walk&) = delete;
+    ~Walk() { run_.running_ = false; }
+
+   private:
+    StreamedRun& run_;
+  };
+
+  /// @brief Visits `order`, calling `visit(block, run_block)` for each; `run_block(hidden,
+  /// context)` runs the block on its bytes, and is only valid inside.
+  template <class Visit>
+  void walk(const VisitOrder& order, const VisitOrder& hint, Visit&& visit) {
+    if (!pipeline_->is_open()) bind();
+    auto pass = pipeline_->begin_pass(order, hint, bridge_.current());
+    while (!pass.done()) {
+      auto lease = pass.acquire();
+      const BlockId block = lease.part().block;
+      visit(
+          block,
+          [&](const Hidden& hidden, Context& context, bool training) {
+            try {
+              return blocks_.run(block, lease.bytes(), hidden, context, training);
+            } catch (...) {  // whatever it did before, its weights are not to be trusted any more
+              blocks_.forget_views(lease.bytes());
+              lease.discard();
+              throw;
+            }
+          },
+          lease.bytes());
+    }
+  }
+
+  /// @brief Computes in another type from now on. @pre no walk; graphs made before are refused
+  /// afterwards.
+  void change_dtype(std::optional<DType> dtype) {
+    const Walk walk{*this};
+    pipeline_->close();
+    AnyStorage storage = pipeline_->take_storage();
+    pipeline_.reset();
+    build(std::move(storage), dtype);
+    ++generation_;
+  }
+  void weave(AdapterTable adapters) {
+    const Walk walk{*this};
+    blocks_.weave(std::move(adapters));
+    ++generation_;
+  }
+
+  [[nodiscard]] Pipeline& pipeline() noexcept { return *pipeline_; }
+  [[nodiscard]] const BoundBlocks<Block>& blocks() const noexcept { return blocks_; }
+  [[nodiscard]] at::Device device() const { return bridge_.device(); }
+  [[nodiscard]] std::string device_name() const { return backend_.name(); }
+  /// @brief Changes whenever what a block computes may have changed: a graph from another
+  /// generation is stale.
+  [[nodiscard]] std::uint64_t generation() const noexcept { return generation_; }
+
+  /// @throws ContractViolation naming what is wrong with the input.
+  void check_input(const at::Tensor& hidden) const {
+    expects(hidden.defined(), "the input of a streamer is a tensor");
+    if (hidden.device() != device()) {
+      throw ContractViolation{"the input is on " + hidden.device().str() +
+                              ", the streamer computes on " + device().str()};
+    }
+    if (blocks_.dtype() && hidden.scalar_type() != scalar_type_of(*blocks_.dtype())) {
+      throw ContractViolation{std::string{"the input is "} + c10::toString(hidden.scalar_type()) +
+                              ", the blocks compute in " + std::string{name_of(*blocks_.dtype())}};
+    }
+  }
+
+ private:
+  void build(AnyStorage storage, std::optional<DType> dtype) {
+    std::vector<BlockLayout> wire;
+    for (std::size_t i = 0; i < storage.block_count(); ++i)
+      wire.push_back(storage.image(block_at(i)).layout);
+    std::unique_ptr<detail::TypeChange<Backend>> change;
+    if (dtype && differs(wire, *dtype)) {
+      change = std::make_unique<detail::TypeChange<Backend>>(wire, *dtype, device());
+    }
+    change_ = change.get();
+    pipeline_ =
+        std::make_unique<Pipeline>(std::move(storage), backend_, options_, std::move(change));
+    bind();
+  }
+  void bind() {
+    blocks_.bind([this](BlockId block) -> const BlockLayout& {
+      return change_ != nullptr ? change_->layout(block) : pipeline_->storage().image(block).layout;
+    });
+  }
+  [[nodiscard]] static bool differs(const std::vector<BlockLayout>& layouts, DType dtype) {
+    for (const BlockLayout& layout : layouts) {
+      for (const TensorPlacement& tensor : layout.tensors) {
+        if (is_computable(tensor.spec.dtype) && tensor.spec.dtype != dtype) return true;
+      }
+    }
+    return false;
+  }
+
+  Backend backend_;
+  StreamBridge<Backend> bridge_;
+  PipelineOptions options_;
+  BoundBlocks<Block> blocks_;
+  std::unique_ptr<Pipeline> pipeline_;
+  const detail::TypeChange<Backend>* change_ = nullptr;  ///< owned by the pipeline
+  std::atomic<bool> running_ = false;
+  std::uint64_t generation_ = 0;
+};
+
+}  // namespace block_streamer::inline v1
