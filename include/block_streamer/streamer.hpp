@@ -60,6 +60,17 @@ class Streamer {
     return forward(input, context);
   }
 
+  /// @brief A forward in evaluation mode that shows what leaves each block: `observer(BlockId,
+  /// const Hidden&)`. For finding where values go wrong, or for features of inner layers. What it
+  /// is shown may be kept.
+  template <class Observer>
+  [[nodiscard]] Hidden forward_observed(const Hidden& input, Context& context,
+                                        Observer&& observer) {
+    run_->check_input(input);
+    const typename Run::Walk walk{*run_};
+    return forward_pass(*run_, input, context, nullptr, observer);
+  }
+
   Streamer& train(bool training = true) noexcept {
     training_ = training;
     return *this;

@@ -91,6 +91,8 @@ TEST_CASE("the history does not grow with the number of accesses") {
   }
   (void)w.access(a, {0, 1050}, Access::write);
   CHECK(w.history.cell_count() == 1);
+  for (std::uintptr_t at = 0; at < 1050; at += 50) (void)w.access(a, {at, at + 50}, Access::read);
+  CHECK(w.history.cell_count() == 1);
 }
 
 TEST_CASE("intervals agree with a record of every single byte") {

@@ -93,7 +93,8 @@ class StrictJson {
 [[nodiscard]] inline nlohmann::json read_json_file(const std::filesystem::path& path,
                                                    std::uint64_t byte_cap = std::uint64_t{16}
                                                                             << 20) {
-  return parse_json(path.string(), read_small_file(path, byte_cap));
+  const std::string text = read_small_file(path, byte_cap);
+  return parse_json(path.string(), std::string_view{text});
 }
 
 }  // namespace block_streamer::inline v1

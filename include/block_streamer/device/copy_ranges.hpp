@@ -5,14 +5,13 @@
 
 #include <cstddef>
 #include <functional>
-#include <source_location>
 #include <span>
 
 namespace block_streamer::inline v1::detail {
 
 /// @throws ContractViolation if the sides of a copy differ in size or share a byte.
 inline void expects_copyable(std::span<const std::byte> to, std::span<const std::byte> from,
-                             std::source_location where = std::source_location::current()) {
+                             CallSite where = CallSite::current()) {
   expects(to.size() == from.size(), "a copy has one size", where);
   const std::less_equal<> before;
   expects(to.empty() || before(from.data() + from.size(), to.data()) ||

@@ -62,7 +62,8 @@ class ChatTemplate {
       throw FormatError{folder.string(),
                         "has neither chat_template.jinja nor tokenizer_config.json"};
     }
-    const auto document = parse_json(read_text_file(config, size_limit), config.string());
+    const std::string file_text = read_text_file(config, size_limit);
+    const auto document = parse_json(std::string_view{file_text}, config.string());
     return {JsonObject{document, config.string(), "tokenizer_config"}.string("chat_template"),
             config.string()};
   }

@@ -20,24 +20,34 @@ struct SavedVisit {
   RngState random;
 };
 
+/// Nobody looks at the outputs of blocks.
+struct NoObserver {
+  template <class Hidden>
+  void operator()(BlockId, const Hidden&) const noexcept {}
+};
+
 /// @brief Runs the whole list without grad.
-/// @param saved  if not null, receives what a backward needs of each visit, and dropout is active.
-template <class Run>
+/// @param saved     if not null, receives what a backward needs of each visit, and dropout is
+/// active.
+/// @param observer  called with each block and its output.
+template <class Run, class Observer = NoObserver>
 [[nodiscard]] typename Run::Hidden forward_pass(Run& run, typename Run::Hidden hidden,
                                                 typename Run::Context& context,
-                                                std::vector<SavedVisit>* saved) {
+                                                std::vector<SavedVisit>* saved,
+                                                Observer&& observer = {}) {
   const c10::NoGradGuard no_grad;
   const std::size_t n = run.blocks().size();
   const VisitOrder forward = ascending(0, n);
   const VisitOrder backward = saved != nullptr ? descending(0, n) : forward;
   run.walk(forward, joined(backward, forward),
-           [&](BlockId, auto&& run_block, std::span<const std::byte> slot) {
+           [&](BlockId block, auto&& run_block, std::span<const std::byte> slot) {
              if (saved != nullptr) {
                at::Tensor input = hidden.detach();
                const auto version = static_cast<std::uint32_t>(input._version());
                saved->push_back({std::move(input), version, RngState::capture(run.device())});
              }
              hidden = detached_from(slot, run_block(hidden, context, saved != nullptr));
+             observer(block, hidden);
            });
   return hidden;
 }

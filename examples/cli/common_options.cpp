@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common_options.hpp"
+
+#include <algorithm>
+#include <cctype>
+
+namespace block_streamer_cli {
+namespace {
+
+std::string check_device(const std::string& text) {
+  if (text == "cpu" || text == "cuda") return {};
+  const bool numbered = text.starts_with("cuda:") && text.size() > 5 && text.size() <= 8 &&
+                        std::all_of(text.begin() + 5, text.end(),
+                                    [](unsigned char c) { return std::isdigit(c) != 0; });
+  return numbered ? std::string{} : "'" + text + "' is none of cpu, cuda, cuda:N";
+}
+
+}  // namespace
+
+void add_model_option(CLI::App& app, std::filesystem::path& model) {
+  app.add_option("--model", model, "Hugging Face model folder")->required()->type_name("DIR");
+}
+
+void add_common_options(CLI::App& app, CommonOptions& options) {
+  add_model_option(app, options.model);
+  const std::string group = "Streaming";
+  app.add_option("--device", options.device, "cpu, cuda or cuda:N (default: cuda when usable)")
+      ->check(check_device)
+      ->type_name("DEVICE")
+      ->group(group);
+  app.add_option("--storage", options.storage,
+                 "where blocks wait: auto, ram, mmap, file, pinned (= ram); auto is ram when the "
+                 "model fits in memory, else file")
+      ->check(CLI::IsMember({"auto", "ram", "mmap", "file", "pinned"}))
+      ->type_name("TIER")
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--prefetch-ahead", options.prefetch_ahead,
+                 "blocks on their way while one computes; one more is resident")
+      ->check(CLI::Range(0U, 1000000U))
+      ->type_name("N")
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--device-budget", options.device_budget,
+                 "device memory for cached blocks, e.g. 512MiB (default: none)")
+      ->transform(CLI::AsSizeValue(true))
+      ->type_name("BYTES")
+      ->group(group);
+  app.add_option("--dtype", options.dtype,
+                 "what to compute in: auto, bf16, fp16, fp32; auto is the stored type on CUDA, on "
+                 "the CPU bf16 where that is native and faster, else fp32")
+      ->check(CLI::IsMember({"auto", "bf16", "fp16", "fp32"}))
+      ->type_name("TYPE")
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--trace", options.trace, "write a timeline for ui.perfetto.dev")
+      ->type_name("FILE")
+      ->group(group);
+  app.add_option("--stats", options.stats, "write what streaming cost, as JSON")
+      ->type_name("FILE.json")
+      ->group(group);
+}
+
+}  // namespace block_streamer_cli

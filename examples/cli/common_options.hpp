@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace block_streamer_cli {
+
+/// What every command that runs a model takes.
+struct CommonOptions {
+  std::filesystem::path model;
+  std::string device;  ///< "cpu", "cuda", "cuda:N"; empty: CUDA when usable
+  std::string storage = "auto";
+  std::uint32_t prefetch_ahead = 1;
+  std::uint64_t device_budget = 0;  ///< bytes
+  std::string dtype = "auto";
+  std::filesystem::path trace;  ///< empty: none
+  std::filesystem::path stats;  ///< empty: none
+};
+
+void add_model_option(CLI::App& app, std::filesystem::path& model);
+void add_common_options(CLI::App& app, CommonOptions& options);
+
+}  // namespace block_streamer_cli

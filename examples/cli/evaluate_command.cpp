@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "command.hpp"
+#include "console.hpp"
+#include "interrupt.hpp"
+#include "model_files.hpp"
+#include "model_runner.hpp"
+#include "run_report.hpp"
+
+#include <cmath>
+#include <iostream>
+#include <memory>
+
+namespace block_streamer_cli {
+namespace {
+
+struct Command {
+  CommonOptions common;
+  EvaluateOptions options;
+};
+
+int run(const Command& command) {
+  require_writable(command.common);
+  const ModelText text{command.common.model};
+  const std::unique_ptr<ModelRunner> runner = open_runner(command.common);
+  if (!command.options.adapter.empty()) runner->load_adapter(command.options.adapter);
+  const EvaluateReport report =
+      runner->evaluate({text.tokenizer(), text.try_chat_template(), command.options});
+  std::cout << "loss " << readable_number(report.mean_loss, 6) << " nats per token, perplexity "
+            << readable_number(std::exp(report.mean_loss), 4) << ", " << report.scored
+            << " tokens scored\n";
+  write_reports(command.common, *runner, {.seconds = report.seconds, .tokens = report.tokens});
+  return 0;
+}
+
+}  // namespace
+
+void add_evaluate_command(CLI::App& program, Action& action) {
+  auto command = std::make_shared<Command>();
+  EvaluateOptions& options = command->options;
+  CLI::App* app =
+      program.add_subcommand("evaluate", "Prints the mean loss and the perplexity on a text");
+  add_common_options(*app, command->common);
+  app->add_option("--data", options.data, ".txt or .jsonl")->required()->type_name("FILE");
+  app->add_option("--adapter", options.adapter, "a LoRA adapter in PEFT's format")
+      ->type_name("DIR");
+  app->add_option("--seq-len", options.seq_len, "tokens a window; its first one is not scored")
+      ->check(CLI::Range(std::uint64_t{2}, std::uint64_t{1} << 31))
+      ->capture_default_str();
+  app->footer(
+      "Example:\n  block-streamer evaluate --model models/SmolLM2-135M-Instruct --data "
+      "examples/data/genesis-held-out.txt --seq-len 256");
+  app->callback([command, &action] { action = [command] { return run(*command); }; });
+}
+
+}  // namespace block_streamer_cli

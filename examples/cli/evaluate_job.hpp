@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "console.hpp"
+#include "interrupt.hpp"
+#include "jobs.hpp"
+#include "loaded_model.hpp"
+
+#include <block_streamer/core/error.hpp>
+#include <block_streamer/finetune/evaluation.hpp>
+#include <block_streamer/text/text_dataset.hpp>
+
+#include <chrono>
+#include <string>
+
+namespace block_streamer_cli {
+
+/// @brief Reads a file of rows for this model, its last short window kept.
+[[nodiscard]] inline block_streamer::TextDataset open_rows(
+    const std::filesystem::path& path, const block_streamer::Tokenizer& tokenizer,
+    const block_streamer::ChatTemplate* chat_template, std::uint64_t seq_len,
+    const block_streamer::ModelConfig& config, bool keep_short_window) {
+  if (seq_len > config.max_position) {
+    throw block_streamer::Error{"--seq-len " + std::to_string(seq_len) +
+                                " is longer than the model's " +
+                                std::to_string(config.max_position) + " positions"};
+  }
+  block_streamer::TextDatasetOptions options;
+  options.seq_len = seq_len;
+  options.eos =
+      config.eos_ids.empty() ? -1 : static_cast<std::int32_t>(config.eos_ids.front());
+  options.keep_short_window = keep_short_window;
+  auto data = block_streamer::TextDataset::open(path, tokenizer, chat_template, options);
+  if (data.truncated_rows() > 0) {
+    say(path.string() + ": " + std::to_string(data.truncated_rows()) +
+        " rows were longer than --seq-len and lost their end");
+  }
+  if (data.dropped_rows() > 0) {
+    say(path.string() + ": " + std::to_string(data.dropped_rows()) +
+        " rows left out, since no token of them is trained");
+  }
+  return data;
+}
+
+/// @brief Mean loss over the rows, with progress on standard error.
+template <class Backend>
+[[nodiscard]] block_streamer::Evaluation evaluate_with_progress(
+    LoadedModel<Backend>& loaded, const block_streamer::TextDataset& data,
+    const std::string& what) {
+  constexpr std::size_t rows_a_pass = 4;
+  Progress progress{what, data.rows().size()};
+  return block_streamer::evaluate_rows(loaded.model(), loaded.streamer(), data.rows(), rows_a_pass,
+                                       [&](std::size_t done) {
+                                         progress.update(done, "");
+                                         return !interrupted();
+                                       });
+}
+
+/// @brief The mean loss over the data.
+template <class Backend>
+[[nodiscard]] EvaluateReport run_evaluate(LoadedModel<Backend>& loaded, const EvaluateJob& job) {
+  const auto data =
+      open_rows(job.options.data, job.tokenizer, job.chat_template, job.options.seq_len,
+                loaded.model().config(), /*keep_short_window=*/true);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto evaluation = evaluate_with_progress(loaded, data, "row");
+  EvaluateReport report{evaluation.mean_loss, evaluation.scored, evaluation.tokens, 0};
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return report;
+}
+
+}  // namespace block_streamer_cli

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "command.hpp"
+#include "interrupt.hpp"
+#include "model_files.hpp"
+#include "model_runner.hpp"
+#include "run_report.hpp"
+
+#include <block_streamer/core/error.hpp>
+
+#include <memory>
+#include <system_error>
+
+namespace block_streamer_cli {
+namespace {
+
+struct Command {
+  CommonOptions common;
+  FinetuneOptions options;
+};
+
+void refuse_full_output(const FinetuneOptions& options) {
+  std::error_code error;
+  if (options.overwrite || !std::filesystem::exists(options.output, error)) return;
+  if (std::filesystem::is_directory(options.output, error) &&
+      std::filesystem::is_empty(options.output, error)) {
+    return;
+  }
+  throw block_streamer::Error{options.output.string() +
+                              " is not empty; --overwrite replaces an adapter in it"};
+}
+
+int run(const Command& command) {
+  const FinetuneOptions& options = command.options;
+  refuse_full_output(options);
+  require_writable(command.common);
+  const ModelText text{command.common.model};
+  const std::unique_ptr<ModelRunner> runner = open_runner(command.common);
+  if (!options.adapter.empty()) runner->load_adapter(options.adapter);
+  catch_interrupts();
+  const FinetuneReport report =
+      runner->finetune({text.tokenizer(), text.try_chat_template(), options});
+  write_reports(command.common, *runner,
+                {.seconds = report.seconds, .tokens = report.tokens, .steps = report.steps});
+  return report.interrupted ? interrupted_exit_code : 0;
+}
+
+void add_training_options(CLI::App& app, FinetuneOptions& options) {
+  const std::string group = "Training";
+  const auto count = CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 31);
+  auto* steps = app.add_option("--steps", options.steps, "optimizer steps")->check(count);
+  app.add_option("--epochs", options.epochs, "walks over the data instead (default: 1)")
+      ->check(count)
+      ->excludes(steps)
+      ->group(group);
+  steps->group(group);
+  app.add_option("--batch", options.batch, "rows that share a pass")
+      ->check(count)
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--grad-accum", options.grad_accum, "passes a step")
+      ->check(count)
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--seq-len", options.seq_len, "longest row, in tokens")
+      ->check(CLI::Range(std::uint64_t{2}, std::uint64_t{1} << 31))
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--lr", options.learning_rate, "learning rate")
+      ->check(CLI::PositiveNumber)
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--seed", options.seed, "of the adapter's start, the order of rows and dropout")
+      ->group(group)
+      ->capture_default_str();
+}
+
+void add_adapter_options(CLI::App& app, FinetuneOptions& options) {
+  const std::string group = "Adapter";
+  app.add_option("--rank", options.rank, "")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{65536}))
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--alpha", options.alpha, "the adapter counts alpha / rank")
+      ->check(CLI::PositiveNumber)
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--dropout", options.dropout, "on the adapters' inputs")
+      ->check(CLI::Range(0.0, 0.999999))
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--targets", options.targets,
+                 "projections: all-linear, or names such as q_proj,v_proj")
+      ->delimiter(',')
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--top-fraction", options.top_fraction, "of the layers, counted from the last")
+      ->check(CLI::Range(0.0, 1.0))
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--adapter", options.adapter, "go on with this adapter")
+      ->type_name("DIR")
+      ->group(group);
+}
+
+}  // namespace
+
+void add_finetune_command(CLI::App& program, Action& action) {
+  auto command = std::make_shared<Command>();
+  FinetuneOptions& options = command->options;
+  CLI::App* app =
+      program.add_subcommand("finetune", "Trains a LoRA adapter and writes it in PEFT's format");
+  add_common_options(*app, command->common);
+  app->add_option(
+         "--data", options.data,
+         "what to train on: .txt, or .jsonl rows with text, prompt and completion, or messages")
+      ->required()
+      ->type_name("FILE");
+  app->add_option("--output", options.output, "where the adapter goes")
+      ->required()
+      ->type_name("DIR");
+  app->add_flag("--overwrite", options.overwrite, "replace an adapter in --output");
+  app->add_option("--eval-data", options.eval_data, "print the loss on this before and after")
+      ->type_name("FILE");
+  add_adapter_options(*app, options);
+  add_training_options(*app, options);
+  app->footer(
+      "Example:\n  block-streamer finetune --model models/SmolLM2-135M-Instruct --data "
+      "examples/data/genesis.txt --output adapters/genesis --steps 10 --seq-len 256");
+  app->callback([command, &action] { action = [command] { return run(*command); }; });
+}
+
+}  // namespace block_streamer_cli

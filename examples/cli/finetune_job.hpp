@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "console.hpp"
+#include "evaluate_job.hpp"
+#include "interrupt.hpp"
+#include "jobs.hpp"
+#include "loaded_model.hpp"
+
+#include <block_streamer/core/error.hpp>
+#include <block_streamer/finetune/row_order.hpp>
+#include <block_streamer/finetune/training_loop.hpp>
+#include <block_streamer/lora/peft_files.hpp>
+#include <block_streamer/text/text_dataset.hpp>
+
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace block_streamer_cli {
+
+/// @brief One finetune: data, adapter, steps, and the adapter's files at the end.
+template <class Backend>
+class FinetuneRun {
+ public:
+  FinetuneRun(LoadedModel<Backend>& loaded, const FinetuneJob& job)
+      : loaded_{loaded},
+        job_{job},
+        data_{open_rows(job.options.data, job.tokenizer, job.chat_template, job.options.seq_len,
+                        loaded.model().config(),
+                        /*keep_short_window=*/false)},
+        order_{data_.rows().size(), job.options.seed},
+        rows_a_step_{
+            std::min<std::size_t>(job.options.batch * job.options.grad_accum, data_.rows().size())},
+        steps_{job.options.steps.value_or(job.options.epochs.value_or(1) * steps_an_epoch())} {}
+
+  [[nodiscard]] FinetuneReport run() {
+    at::Generator generator = at::globalContext().defaultGenerator(loaded_.model().device());
+    generator.set_current_seed(job_.options.seed);  // of dropout
+    if (!loaded_.adapter()) loaded_.attach(new_adapter());
+    say_what_trains();
+    say(std::to_string(data_.rows().size()) + " rows, " + std::to_string(steps_) + " steps of " +
+        std::to_string(rows_a_step_) + " rows");
+    evaluate("before");
+    train();
+    if (report_.steps == 0) {
+      say("no step was finished: nothing is saved");
+      return report_;
+    }
+    block_streamer::save_adapter(job_.options.output, *loaded_.adapter(),
+                                 loaded_.model().checkpoint().folder().string());
+    say("adapter saved in " + job_.options.output.string() +
+        (report_.interrupted ? " after step " + std::to_string(report_.steps) : std::string{}));
+    if (!report_.interrupted) evaluate("after");
+    return report_;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  [[nodiscard]] std::uint64_t steps_an_epoch() const {
+    return (data_.rows().size() + rows_a_step_ - 1) / rows_a_step_;
+  }
+  [[nodiscard]] block_streamer::LoraAdapter new_adapter() const {
+    const FinetuneOptions& options = job_.options;
+    block_streamer::LoraOptions lora;
+    lora.rank = options.rank;
+    lora.alpha = options.alpha;
+    lora.dropout = options.dropout;
+    lora.targets = options.targets;
+    lora.top_fraction = options.top_fraction;
+    lora.seed = options.seed;
+    return block_streamer::make_lora_adapter(loaded_.lora_blocks(), lora, loaded_.model().device());
+  }
+  void say_what_trains() const {
+    const std::uint64_t trainable = loaded_.adapter()->parameter_count();
+    std::uint64_t all = trainable;
+    for (const auto& tensor : loaded_.model().checkpoint().tensors()) {
+      all += block_streamer::element_count(tensor.spec.shape).value_or(0);
+    }
+    say("trainable " + std::to_string(trainable) + " of " + std::to_string(all) + " parameters (" +
+        readable_number(100.0 * static_cast<double>(trainable) / static_cast<double>(all), 4) +
+        " %)");
+  }
+
+  void evaluate(const std::string& when) {
+    if (job_.options.eval_data.empty()) return;
+    const auto data =
+        open_rows(job_.options.eval_data, job_.tokenizer, job_.chat_template, job_.options.seq_len,
+                  loaded_.model().config(), /*keep_short_window=*/true);
+    const auto evaluation = evaluate_with_progress(loaded_, data, "held-out row");
+    say("held-out loss " + when + ": " + readable_number(evaluation.mean_loss, 4) +
+        " nats per token over " + std::to_string(evaluation.scored) + " tokens");
+  }
+
+  void train() {
+    block_streamer::TrainingLoop loop{loaded_.model(), loaded_.streamer()};
+    Progress progress{"step", steps_};
+    const auto begin = Clock::now();
+    const auto bytes_before = moved_bytes();
+    while (report_.steps < steps_ && !report_.interrupted) {
+      const auto done = loop.step(data_.rows(), order_.take(rows_a_step_), job_.options.batch,
+                                  job_.options.learning_rate, [] { return interrupted(); });
+      report_.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+      if (!done) {
+        report_.interrupted = true;
+        break;
+      }
+      ++report_.steps;
+      report_.tokens += done->tokens;
+      progress.update(report_.steps, detail_of(done->loss, moved_bytes() - bytes_before));
+      last_loss_ = done->loss;
+    }
+    progress.finish();
+    if (report_.steps == 0) return;
+    say("step " + std::to_string(report_.steps) + ", " +
+        detail_of(last_loss_, moved_bytes() - bytes_before));
+  }
+  /// Storage or host to slots, whichever the tier does.
+  [[nodiscard]] std::uint64_t moved_bytes() const {
+    return loaded_.streamer().statistics().bytes_needed;
+  }
+  [[nodiscard]] std::string detail_of(double loss, std::uint64_t bytes) const {
+    return "loss " + readable_number(loss, 4) + ", " +
+           readable_number(static_cast<double>(report_.tokens) / report_.seconds, 1) +
+           " tokens/s, " + readable_number(static_cast<double>(bytes) / 1e9 / report_.seconds, 2) +
+           " GB/s";
+  }
+
+  LoadedModel<Backend>& loaded_;
+  const FinetuneJob& job_;
+  block_streamer::TextDataset data_;
+  block_streamer::RowOrder order_;
+  std::size_t rows_a_step_;
+  std::uint64_t steps_;
+  double last_loss_ = 0;
+  FinetuneReport report_;
+};
+
+/// @brief Trains the adapter that is woven in, or a new one, and saves it.
+template <class Backend>
+[[nodiscard]] FinetuneReport run_finetune(LoadedModel<Backend>& loaded, const FinetuneJob& job) {
+  return FinetuneRun<Backend>{loaded, job}.run();
+}
+
+}  // namespace block_streamer_cli

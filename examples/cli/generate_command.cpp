@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "command.hpp"
+#include "console.hpp"
+#include "interrupt.hpp"
+#include "model_files.hpp"
+#include "model_runner.hpp"
+#include "prompt_file.hpp"
+#include "run_report.hpp"
+
+#include <block_streamer/checkpoint/model_config.hpp>
+#include <block_streamer/core/error.hpp>
+#include <block_streamer/os/atomic_replace.hpp>
+#include <block_streamer/text/utf8.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+
+namespace bs = block_streamer;
+
+namespace block_streamer_cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Command {
+  CommonOptions common;
+  std::optional<std::string> prompt;
+  std::string prompt_file;  ///< "-": standard input
+  bool chat = false;
+  std::optional<std::string> system;
+  std::filesystem::path adapter;
+  std::uint64_t batch = 0;  ///< 0: one prompt
+  std::filesystem::path output;
+  bs::GenerationOptions generation;
+};
+
+/// The ids that end a text: of generation_config.json, else of config.json.
+std::vector<std::int32_t> end_ids(const CommonOptions& options) {
+  std::vector<std::string> ignored;  // the runner says them
+  const bs::ModelConfig config =
+      bs::read_model_config(require_model_folder(options.model), ignored);
+  return {config.eos_ids.begin(), config.eos_ids.end()};
+}
+
+std::vector<std::int32_t> encode(const Command& command, const ModelText& text,
+                                 const Prompt& prompt) {
+  if (!command.chat && prompt.messages.empty()) return text.tokenizer().encode(prompt.text);
+  std::vector<bs::ChatMessage> messages = prompt.messages;
+  if (messages.empty()) messages.push_back({"user", prompt.text, {}});
+  if (command.system) messages.insert(messages.begin(), {"system", *command.system, {}});
+  return text.chat_template().encode_prompt(text.tokenizer(), messages);
+}
+
+/// Tokens and time of the whole run, over all batches.
+struct Totals {
+  RunTotals run;
+  std::uint64_t passes = 0;
+  double decode_s = 0;
+  std::uint64_t decoded = 0;  ///< tokens made after the first of each row
+
+  void add(const GenerateReport& report) {
+    run.prompt_tokens += report.prompt_tokens;
+    run.tokens += report.new_tokens;
+    run.prompts += report.rows.size();
+    run.seconds += report.prefill_s + report.decode_s;
+    passes += report.passes;
+    decode_s += report.decode_s;
+    decoded += report.new_tokens - std::min<std::uint64_t>(report.new_tokens, report.rows.size());
+  }
+};
+
+void say_summary(const Totals& totals, const bs::Statistics& statistics,
+                 const std::string& finish) {
+  const double seconds = std::max(totals.run.seconds, 1e-9);
+  const double fetched = static_cast<double>(statistics.bytes_needed) / 1e9;
+  say(finish + ": " + std::to_string(totals.run.prompt_tokens) + " prompt and " +
+      std::to_string(totals.run.tokens) + " new tokens in " +
+      readable_number(totals.run.seconds, 2) + " s, " +
+      readable_number(static_cast<double>(totals.decoded) / std::max(totals.decode_s, 1e-9), 2) +
+      " tokens/s once the prompt was read, " + readable_number(fetched / seconds, 2) +
+      " GB/s streamed");
+}
+
+std::string pace(std::uint64_t new_tokens, Clock::time_point started, ModelRunner& runner) {
+  const double spent = std::chrono::duration<double>(Clock::now() - started).count();
+  const double seconds = std::max(spent, 1e-9);
+  return readable_number(static_cast<double>(new_tokens) / seconds, 2) + " tokens/s, " +
+         readable_number(static_cast<double>(runner.statistics().bytes_needed) / 1e9 / seconds, 2) +
+         " GB/s";
+}
+
+void write_text(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    throw bs::StorageError{"standard output", "writing failed", {errno, std::generic_category()}};
+  }
+}
+
+int run_single(const Command& command, const ModelText& text) {
+  const Prompt prompt =
+      command.prompt ? Prompt{*command.prompt, {}, {}} : read_single_prompt(command.prompt_file);
+  GenerateJob job{text.tokenizer(), {encode(command, text, prompt)}, command.generation, {}};
+  const std::unique_ptr<ModelRunner> runner = open_runner(command.common);
+  if (!command.adapter.empty()) runner->load_adapter(command.adapter);
+  catch_interrupts();
+  Progress progress{"token", command.generation.max_new_tokens, ::isatty(STDOUT_FILENO) != 0};
+  const Clock::time_point started = Clock::now();
+  job.observer.text = [&](std::size_t, std::string_view piece) { write_text(piece); };
+  job.observer.pass = [&](std::uint64_t n) { progress.update(n, pace(n, started, *runner)); };
+  job.observer.cancelled = interrupted;
+  const GenerateReport report = runner->generate(job);
+  progress.finish();
+  if (::isatty(STDOUT_FILENO) != 0) write_text("\n");
+  Totals totals;
+  totals.add(report);
+  const bs::FinishReason reason = report.rows.front().finish_reason;
+  say_summary(totals, runner->statistics(), "finished by " + std::string{bs::name_of(reason)});
+  write_reports(command.common, *runner, totals.run);
+  return reason == bs::FinishReason::cancelled ? interrupted_exit_code : 0;
+}
+
+void append_rows(std::string& lines, const std::vector<Prompt>& prompts, std::size_t first,
+                 const GenerateReport& report) {
+  for (std::size_t i = 0; i < report.rows.size(); ++i) {
+    const bs::GeneratedText& row = report.rows[i];
+    nlohmann::ordered_json line = prompts[first + i].row;
+    line["text"] = row.text;
+    line["ids"] = row.ids;
+    line["finish_reason"] = bs::name_of(row.finish_reason);
+    line["prompt_tokens"] = row.prompt_token_count;
+    lines += line.dump() + "\n";
+  }
+}
+
+int run_batch(const Command& command, const ModelText& text) {
+  const std::vector<Prompt> prompts = read_prompts(command.prompt_file);
+  std::vector<std::vector<std::int32_t>> ids;
+  for (const Prompt& prompt : prompts) ids.push_back(encode(command, text, prompt));
+  const std::unique_ptr<ModelRunner> runner = open_runner(command.common);
+  if (!command.adapter.empty()) runner->load_adapter(command.adapter);
+  catch_interrupts();
+  Progress progress{"token", prompts.size() * command.generation.max_new_tokens};
+  const Clock::time_point started = Clock::now();
+  Totals totals;
+  std::string lines;
+  for (std::size_t first = 0; first < ids.size() && !interrupted(); first += command.batch) {
+    const std::size_t end = std::min<std::size_t>(ids.size(), first + command.batch);
+    const auto at = [&](std::size_t i) { return ids.begin() + static_cast<std::ptrdiff_t>(i); };
+    GenerateJob job{text.tokenizer(), {at(first), at(end)}, command.generation, {}};
+    job.observer.pass = [&, before = totals.run.tokens](std::uint64_t n) {
+      progress.update(before + n, pace(before + n, started, *runner));
+    };
+    job.observer.cancelled = interrupted;
+    const GenerateReport report = runner->generate(job);
+    totals.add(report);
+    append_rows(lines, prompts, first, report);
+  }
+  progress.finish();
+  bs::atomic_replace(command.output, lines);
+  say_summary(
+      totals, runner->statistics(),
+      std::to_string(totals.run.prompts) + (interrupted() ? " prompts, interrupted" : " prompts"));
+  write_reports(command.common, *runner, totals.run);
+  return interrupted() ? interrupted_exit_code : 0;
+}
+
+int run(Command command) {
+  if (!command.prompt && command.prompt_file.empty()) {
+    throw bs::Error{"generate needs --prompt TEXT or --prompt-file FILE"};
+  }
+  if (command.batch != 0 && (command.output.empty() || command.prompt_file.empty())) {
+    throw bs::Error{"--batch needs --prompt-file with prompts and --output for their texts"};
+  }
+  for (const std::string& stop : command.generation.stop_texts) {
+    bs::expect_utf8(stop, "--stop");
+    if (stop.empty()) throw bs::Error{"--stop: the text is empty"};
+  }
+  bs::validate(command.generation.sampling);
+  require_writable(command.common);
+  require_writable(command.output);
+  const ModelText text{command.common.model};
+  command.generation.eos_ids = end_ids(command.common);
+  return command.batch == 0 ? run_single(command, text) : run_batch(command, text);
+}
+
+void add_sampling_options(CLI::App& app, bs::GenerationOptions& options) {
+  const std::string group = "Sampling";
+  app.add_option("--temperature", options.sampling.temperature, "0: the likeliest token")
+      ->type_name("T")
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--top-p", options.sampling.top_p, "only the likeliest that make up this share")
+      ->type_name("P")
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--top-k", options.sampling.top_k, "only so many likeliest; 0: all")
+      ->type_name("K")
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--seed", options.sampling.seed, "the same seed draws the same text")
+      ->type_name("S")
+      ->group(group)
+      ->capture_default_str();
+}
+
+}  // namespace
+
+void add_generate_command(CLI::App& program, Action& action) {
+  auto command = std::make_shared<Command>();
+  CLI::App* app = program.add_subcommand("generate", "Continues a prompt, or answers it");
+  add_common_options(*app, command->common);
+  auto* prompt =
+      app->add_option("--prompt", command->prompt, "the text to continue")->type_name("TEXT");
+  app->add_option("--prompt-file", command->prompt_file,
+                  "a file with it, without its last newline; - is standard input. With --batch: a "
+                  "prompt a line of .txt, or .jsonl rows with \"prompt\" or \"messages\"")
+      ->type_name("FILE")
+      ->excludes(prompt);
+  auto* chat = app->add_flag("--chat", command->chat,
+                             "ask it as a user's message, by the model's chat template");
+  app->add_option("--system", command->system, "the system message before it")
+      ->type_name("TEXT")
+      ->needs(chat);
+  app->add_option("--max-new-tokens", command->generation.max_new_tokens, "")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 31))
+      ->type_name("N")
+      ->capture_default_str();
+  app->add_option("--stop", command->generation.stop_texts, "end before this text; may be repeated")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
+  app->add_option("--adapter", command->adapter, "a LoRA adapter in PEFT's format")
+      ->type_name("DIR");
+  app->add_option("--batch", command->batch, "so many prompts of --prompt-file share every pass")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{65536}))
+      ->type_name("N");
+  app->add_option("--output", command->output, "where the texts of a batch go")
+      ->type_name("FILE.jsonl")
+      ->needs("--batch");
+  add_sampling_options(*app, command->generation);
+  app->footer(
+      "Examples:\n  block-streamer generate --model models/SmolLM2-135M-Instruct --chat "
+      "--prompt \"Name three rivers in Europe.\" --max-new-tokens 64\n"
+      "  block-streamer generate --model DIR --batch 8 --prompt-file prompts.txt --output "
+      "texts.jsonl");
+  app->callback([command, &action] { action = [command] { return run(*command); }; });
+}
+
+}  // namespace block_streamer_cli

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "command.hpp"
+#include "common_options.hpp"
+#include "console.hpp"
+#include "model_files.hpp"
+#include "verify_weights.hpp"
+
+#include <block_streamer/architecture/model_layout.hpp>
+#include <block_streamer/architecture/model_summary.hpp>
+#include <block_streamer/checkpoint/checkpoint.hpp>
+#include <block_streamer/checkpoint/model_config.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace bs = block_streamer;
+
+namespace block_streamer_cli {
+namespace {
+
+struct Command {
+  std::filesystem::path model;
+  bool json = false;
+  bool verify = false;
+};
+
+struct Inspection {
+  explicit Inspection(const std::filesystem::path& model)
+      : folder{require_model_folder(model)},
+        checkpoint{bs::Checkpoint::open(model)},
+        config{bs::read_model_config(folder, warnings)},
+        layout{bs::describe_model(config, checkpoint)},
+        summary{bs::summarize(layout, checkpoint)} {
+    warnings.insert(warnings.end(), checkpoint.warnings().begin(), checkpoint.warnings().end());
+    warnings.insert(warnings.end(), layout.warnings.begin(), layout.warnings.end());
+  }
+  [[nodiscard]] std::vector<std::string> used_tensors() const {
+    std::vector<std::string> names = layout.resident;
+    for (const bs::BlockTensors& block : layout.blocks) {
+      for (const std::string& name : block.names) names.push_back(block.prefix + name);
+    }
+    return names;
+  }
+
+  std::filesystem::path folder;
+  std::vector<std::string> warnings;
+  bs::Checkpoint checkpoint;
+  bs::ModelConfig config;
+  bs::ModelLayout layout;
+  bs::ModelSummary summary;
+};
+
+nlohmann::ordered_json json_of(const bs::TensorTotals& totals) {
+  return {{"tensors", totals.tensor_count},
+          {"parameters", totals.parameter_count},
+          {"bytes", totals.byte_count}};
+}
+
+nlohmann::ordered_json json_of(const WeightCheck& check) {
+  nlohmann::ordered_json bad = nlohmann::ordered_json::array();
+  for (const NonFiniteTensor& tensor : check.non_finite) {
+    bad.push_back({{"tensor", tensor.name},
+                   {"file", tensor.file},
+                   {"count", tensor.count},
+                   {"first_offset", tensor.first_offset}});
+  }
+  return {{"tensors", check.tensors}, {"bytes", check.bytes}, {"non_finite", bad}};
+}
+
+nlohmann::ordered_json json_of(const Inspection& seen, const std::optional<WeightCheck>& check) {
+  const bs::ModelSummary& summary = seen.summary;
+  nlohmann::ordered_json out;
+  out["model"] = seen.folder.string();
+  out["model_type"] = summary.model_type;
+  out["files"] = summary.file_count;
+  out["block_count"] = summary.blocks.size();
+  out["largest_block_bytes"] = summary.largest_block_byte_count;
+  out["streamed"] = json_of(summary.streamed);
+  out["resident"] = json_of(summary.resident);
+  out["ignored"] = json_of(summary.ignored);
+  for (const auto& [name, totals] : summary.by_dtype) out["dtypes"][name] = json_of(totals);
+  out["blocks"] = nlohmann::ordered_json::array();
+  for (std::size_t i = 0; i < summary.blocks.size(); ++i) {
+    nlohmann::ordered_json block = json_of(summary.blocks[i]);
+    block["name"] = seen.layout.blocks[i].prefix.substr(0, seen.layout.blocks[i].prefix.size() - 1);
+    out["blocks"].push_back(std::move(block));
+  }
+  out["resident_tensors"] = seen.layout.resident;
+  out["tied_head"] = summary.tied;
+  out["vocabulary"] = seen.config.vocabulary_size;
+  out["positions"] = seen.config.max_position;
+  out["eos_ids"] = seen.config.eos_ids;
+  out["warnings"] = seen.warnings;
+  if (check) out["verified"] = json_of(*check);
+  return out;
+}
+
+void print_totals(const std::string& name, const bs::TensorTotals& totals,
+                  const std::string& more) {
+  std::cout << name << readable_bytes(totals.byte_count) << ", " << totals.parameter_count
+            << " parameters in " << totals.tensor_count << " tensors" << more << '\n';
+}
+
+void print_blocks(const Inspection& seen) {
+  const auto& blocks = seen.summary.blocks;
+  for (std::size_t begin = 0; begin < blocks.size();) {
+    std::size_t end = begin + 1;
+    while (end < blocks.size() && blocks[end] == blocks[begin]) ++end;
+    const auto name = [&](std::size_t i) {
+      const std::string& prefix = seen.layout.blocks[i].prefix;
+      return prefix.substr(0, prefix.size() - 1);
+    };
+    std::cout << "  " << name(begin) << (end - begin > 1 ? " … " + name(end - 1) : "") << ": "
+              << end - begin << " × " << readable_bytes(blocks[begin].byte_count) << '\n';
+    begin = end;
+  }
+}
+
+void print(const Inspection& seen) {
+  const bs::ModelSummary& summary = seen.summary;
+  std::cout << seen.folder.string() << ": " << summary.model_type << ", " << summary.blocks.size()
+            << " blocks in " << summary.file_count << (summary.file_count == 1 ? " file" : " files")
+            << '\n';
+  print_totals("streams   ", summary.streamed, "");
+  print_blocks(seen);
+  print_totals("resident  ", summary.resident, "");
+  for (const std::string& name : seen.layout.resident) {
+    const bs::TensorSpec& spec = seen.checkpoint.at(name).spec;
+    std::cout << "  " << name << " " << bs::to_string(spec.shape) << " " << bs::name_of(spec.dtype)
+              << (summary.tied && name == seen.layout.embedding ? ", also the head" : "") << '\n';
+  }
+  if (summary.ignored.tensor_count != 0) print_totals("ignored   ", summary.ignored, "");
+  for (const auto& [name, totals] : summary.by_dtype) {
+    print_totals("stored as " + name + ": ", totals, "");
+  }
+  std::cout << "two blocks take " << readable_bytes(2 * summary.largest_block_byte_count)
+            << " (--prefetch-ahead 1, in the stored type)\n";
+}
+
+void print(const WeightCheck& check) {
+  for (const NonFiniteTensor& tensor : check.non_finite) {
+    std::cout << tensor.file << ", offset " << tensor.first_offset << ", tensor " << tensor.name
+              << ": " << tensor.count << " values are not finite, this is the first\n";
+  }
+  std::cout << "verified  " << readable_bytes(check.bytes) << " in " << check.tensors
+            << " tensors, " << (check.non_finite.empty() ? "all finite" : "not all finite") << '\n';
+}
+
+int run(const Command& command) {
+  const Inspection seen{command.model};
+  std::optional<WeightCheck> check;
+  if (command.verify) check = verify_weights(seen.checkpoint, seen.used_tensors());
+  if (command.json) {
+    std::cout << json_of(seen, check).dump(2) << '\n';
+  } else {
+    for (const std::string& warning : seen.warnings) say("warning: " + warning);
+    print(seen);
+    if (check) print(*check);
+  }
+  if (!check || check->non_finite.empty()) return 0;
+  say_error(std::to_string(check->non_finite.size()) + " tensors hold values that are not finite");
+  return 1;
+}
+
+}  // namespace
+
+void add_inspect_command(CLI::App& program, Action& action) {
+  auto command = std::make_shared<Command>();
+  CLI::App* app = program.add_subcommand(
+      "inspect", "Shows what of a model would stream and what would stay resident");
+  add_model_option(*app, command->model);
+  app->add_flag("--json", command->json, "as JSON");
+  app->add_flag("--verify", command->verify,
+                "read all weights and look for values that are not finite");
+  app->footer("Example:\n  block-streamer inspect --model models/SmolLM2-135M-Instruct --verify");
+  app->callback([command, &action] { action = [command] { return run(*command); }; });
+}
+
+}  // namespace block_streamer_cli

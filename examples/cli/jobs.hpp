@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the commands ask of a ModelRunner, in plain types.
+#pragma once
+
+#include <block_streamer/generate/generation.hpp>
+#include <block_streamer/text/chat_template.hpp>
+#include <block_streamer/text/tokenizer.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace block_streamer_cli {
+
+/// Prompts that share every pass.
+struct GenerateJob {
+  const block_streamer::Tokenizer& tokenizer;
+  std::vector<std::vector<std::int32_t>> prompts;  ///< ids
+  block_streamer::GenerationOptions options;
+  block_streamer::GenerationObserver observer;
+};
+using GenerateReport = block_streamer::GenerationReport;
+
+struct FinetuneOptions {
+  std::filesystem::path data;
+  std::filesystem::path output;
+  std::filesystem::path eval_data;  ///< empty: none
+  std::filesystem::path adapter;    ///< to go on from; empty: a new one
+  bool overwrite = false;
+  std::uint64_t rank = 16;
+  double alpha = 32;
+  double dropout = 0;
+  std::vector<std::string> targets{"all-linear"};
+  double top_fraction = 1;
+  std::optional<std::uint64_t> steps;
+  std::optional<std::uint64_t> epochs;
+  std::uint64_t batch = 1;
+  std::uint64_t grad_accum = 1;
+  std::uint64_t seq_len = 512;
+  double learning_rate = 2e-4;
+  std::uint64_t seed = 0;
+};
+
+struct FinetuneJob {
+  const block_streamer::Tokenizer& tokenizer;
+  const block_streamer::ChatTemplate* chat_template;  ///< null: the model has none
+  const FinetuneOptions& options;
+};
+struct FinetuneReport {
+  std::uint64_t steps = 0;
+  std::uint64_t tokens = 0;  ///< that went through the model in training
+  double seconds = 0;
+  bool interrupted = false;
+};
+
+struct EvaluateOptions {
+  std::filesystem::path data;
+  std::filesystem::path adapter;  ///< empty: none
+  std::uint64_t seq_len = 512;
+};
+
+struct EvaluateJob {
+  const block_streamer::Tokenizer& tokenizer;
+  const block_streamer::ChatTemplate* chat_template;  ///< null: the model has none
+  const EvaluateOptions& options;
+};
+struct EvaluateReport {
+  double mean_loss = 0;      ///< nats per scored token
+  std::uint64_t scored = 0;  ///< tokens
+  std::uint64_t tokens = 0;  ///< that went through the model
+  double seconds = 0;
+};
+
+}  // namespace block_streamer_cli

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model, its blocks' streamer and its adapter on one device: what every job of a runner works on.
+#pragma once
+
+#include "common_options.hpp"
+#include "compute_type.hpp"
+#include "console.hpp"
+#include "storage_choice.hpp"
+
+#include <block_streamer/architecture/model_summary.hpp>
+#include <block_streamer/lora/peft_loading.hpp>
+#include <block_streamer/models/decoder_model.hpp>
+#include <block_streamer/optim/external_optimizer.hpp>
+#include <block_streamer/storage/any_storage.hpp>
+#include <block_streamer/streamer.hpp>
+#include <block_streamer/trace/perfetto_writer.hpp>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace block_streamer_cli {
+
+/// **Threads.** One at a time.
+template <block_streamer::execution_backend Backend>
+class LoadedModel {
+ public:
+  using Streamer =
+      block_streamer::Streamer<block_streamer::models::DecoderBlock, block_streamer::AnyStorage,
+                               block_streamer::ExternalOptimizer, Backend>;
+
+  /// @param trace  outlives it.
+  LoadedModel(Backend backend, at::Device device, const CommonOptions& options,
+              block_streamer::TraceSinkRef trace)
+      : LoadedModel{std::move(backend), device, options, trace,
+                    Plan{block_streamer::Checkpoint::open(options.model), device, options}} {}
+
+  [[nodiscard]] const block_streamer::models::DecoderModel& model() const noexcept {
+    return model_;
+  }
+  [[nodiscard]] Streamer& streamer() noexcept { return streamer_; }
+  [[nodiscard]] const Streamer& streamer() const noexcept { return streamer_; }
+
+  /// @brief What an adapter can be made or loaded for.
+  [[nodiscard]] std::vector<block_streamer::LoraBlock> lora_blocks() const {
+    std::vector<block_streamer::LoraBlock> list;
+    const auto blocks = model_.blocks();
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      list.push_back({model_.layout().blocks[i].prefix, blocks[i].weight_specs()});
+    }
+    return list;
+  }
+  /// @brief Weaves the adapter in, in place of an earlier one.
+  void attach(block_streamer::LoraAdapter adapter) {
+    streamer_.attach(adapter.table(lora_blocks()));
+    adapter_ = std::move(adapter);
+  }
+  void load_adapter(const std::filesystem::path& folder) {
+    attach(block_streamer::load_adapter(folder, lora_blocks(), model_.device()));
+  }
+  /// @brief The adapter woven in; nullopt: none.
+  [[nodiscard]] const std::optional<block_streamer::LoraAdapter>& adapter() const noexcept {
+    return adapter_;
+  }
+
+ private:
+  /// What is decided before anything large is read.
+  struct Plan {
+    Plan(block_streamer::Checkpoint opened, at::Device device, const CommonOptions& options)
+        : checkpoint{std::move(opened)} {
+      std::vector<std::string> ignored;  // the model reads it again and keeps them
+      const auto config = block_streamer::read_model_config(checkpoint.folder(), ignored);
+      const auto summary =
+          block_streamer::summarize(block_streamer::describe_model(config, checkpoint), checkpoint);
+      type = choose_compute_type(options.dtype, config, checkpoint, device);
+      storage = choose_storage(options.storage, summary, type);
+    }
+    block_streamer::Checkpoint checkpoint;
+    block_streamer::DType type;
+    StorageChoice storage;
+  };
+
+  LoadedModel(Backend backend, at::Device device, const CommonOptions& options,
+              block_streamer::TraceSinkRef trace, Plan plan)
+      : model_{plan.checkpoint, {plan.type, device}},
+        streamer_{model_.blocks(), make_storage(plan.storage.tier, model_.block_map(), plan.type),
+                  std::move(backend), streamer_options(options, plan.type, trace)} {
+    for (const std::string& warning : plan.checkpoint.warnings()) say("warning: " + warning);
+    for (const std::string& warning : model_.warnings()) say("warning: " + warning);
+  }
+
+  static block_streamer::StreamerOptions streamer_options(const CommonOptions& options,
+                                                          block_streamer::DType type,
+                                                          block_streamer::TraceSinkRef trace) {
+    block_streamer::StreamerOptions result;
+    result.prefetch_ahead = options.prefetch_ahead;
+    result.device_budget = options.device_budget;
+    result.trace = trace;
+    result.dtype = type;
+    return result;
+  }
+
+  block_streamer::models::DecoderModel model_;
+  Streamer streamer_;
+  std::optional<block_streamer::LoraAdapter> adapter_;
+};
+
+}  // namespace block_streamer_cli

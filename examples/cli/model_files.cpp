@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model_files.hpp"
+
+#include <block_streamer/core/error.hpp>
+
+#include <system_error>
+
+namespace bs = block_streamer;
+
+namespace block_streamer_cli {
+
+std::filesystem::path require_model_folder(const std::filesystem::path& model) {
+  std::error_code error;
+  if (!std::filesystem::exists(model, error)) {
+    throw bs::Error{"--model " + model.string() + ": there is no such folder"};
+  }
+  return std::filesystem::is_directory(model, error) ? model : model.parent_path();
+}
+
+ModelText::ModelText(const std::filesystem::path& model)
+    : folder_{require_model_folder(model)}, tokenizer_{bs::Tokenizer::open(folder_)} {}
+
+bs::ChatTemplate ModelText::chat_template() const {
+  return bs::ChatTemplate::open(folder_);
+}
+
+const bs::ChatTemplate* ModelText::try_chat_template() const {
+  if (!template_) {
+    try {
+      template_ = chat_template();
+    } catch (const bs::Error&) {  // only rows with messages need one
+      return nullptr;
+    }
+  }
+  return &*template_;
+}
+
+}  // namespace block_streamer_cli

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run_report.hpp"
+
+#include <block_streamer/core/error.hpp>
+#include <block_streamer/os/atomic_replace.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <cerrno>
+#include <system_error>
+
+#include <unistd.h>
+
+namespace bs = block_streamer;
+
+namespace block_streamer_cli {
+namespace {
+
+[[nodiscard]] double per_second(std::uint64_t count, double seconds) {
+  return seconds > 0 ? static_cast<double>(count) / seconds : 0;
+}
+
+[[nodiscard]] std::string statistics_json(const bs::Statistics& statistics,
+                                          const RunTotals& totals) {
+  nlohmann::ordered_json out;
+  bs::for_each_statistic(
+      statistics, [&](std::string_view name, auto value) { out[std::string{name}] = value; });
+  out["seconds"] = totals.seconds;
+  out["tokens"] = totals.tokens;
+  if (totals.steps != 0) out["steps"] = totals.steps;
+  if (totals.prompts != 0) out["prompts"] = totals.prompts;
+  if (totals.prompt_tokens != 0) out["prompt_tokens"] = totals.prompt_tokens;
+  out["tokens_per_s"] = per_second(totals.tokens, totals.seconds);
+  out["bytes_needed_per_s"] = per_second(statistics.bytes_needed, totals.seconds);
+  out["bytes_read_per_s"] = per_second(statistics.bytes_read, totals.seconds);
+  return out.dump(2) + "\n";
+}
+
+}  // namespace
+
+void require_writable(const std::filesystem::path& file) {
+  if (file.empty()) return;
+  std::error_code error;
+  if (std::filesystem::is_directory(file, error)) {
+    throw bs::StorageError{file.string(), "is a folder, a file is to be written"};
+  }
+  const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  // The file is written beside its place and moved there, so it is the folder that counts.
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    throw bs::StorageError{file.string(), "cannot be written", {errno, std::generic_category()}};
+  }
+}
+
+void require_writable(const CommonOptions& options) {
+  require_writable(options.stats);
+  require_writable(options.trace);
+}
+
+void write_reports(const CommonOptions& options, ModelRunner& runner, const RunTotals& totals) {
+  if (!options.stats.empty()) {
+    bs::atomic_replace(options.stats, statistics_json(runner.statistics(), totals));
+  }
+  runner.write_trace();
+}
+
+}  // namespace block_streamer_cli

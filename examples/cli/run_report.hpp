@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "model_runner.hpp"
+
+#include <cstdint>
+#include <filesystem>
+
+namespace block_streamer_cli {
+
+/// How much work took how long.
+struct RunTotals {
+  double seconds = 0;
+  std::uint64_t tokens = 0;         ///< that went through the model, or came out of it
+  std::uint64_t steps = 0;          ///< of training
+  std::uint64_t prompt_tokens = 0;  ///< of generation
+  std::uint64_t prompts = 0;
+};
+
+/// @throws StorageError now rather than after the work, if no file can be made there.
+void require_writable(const std::filesystem::path& file);
+/// @brief The files that the common options name.
+void require_writable(const CommonOptions& options);
+
+/// @brief Writes --stats and --trace, whichever was asked for.
+void write_reports(const CommonOptions& options, ModelRunner& runner, const RunTotals& totals);
+
+}  // namespace block_streamer_cli

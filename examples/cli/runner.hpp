@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ModelRunner of a backend. Included by one unit per device.
+#pragma once
+
+#include "evaluate_job.hpp"
+#include "finetune_job.hpp"
+#include "loaded_model.hpp"
+#include "model_runner.hpp"
+
+#include <block_streamer/generate/text_generator.hpp>
+
+#include <c10/util/Exception.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace block_streamer_cli {
+
+/// @brief Calls `action`; LibTorch's errors leave as the library's, without their stack traces.
+template <class F>
+auto translated(F&& action) {
+  try {
+    return action();
+  } catch (const c10::OutOfMemoryError& error) {
+    throw block_streamer::Error{std::string{"out of memory: "} + error.what_without_backtrace()};
+  } catch (const c10::Error& error) {
+    const std::string what = error.what_without_backtrace();
+    const bool memory = what.find("not enough memory") != std::string::npos ||
+                        what.find("out of memory") != std::string::npos;
+    throw block_streamer::Error{(memory ? "out of memory: " : "LibTorch: ") + what};
+  }
+}
+
+template <block_streamer::execution_backend Backend>
+class Runner final : public ModelRunner {
+ public:
+  Runner(Backend backend, at::Device device, const CommonOptions& options)
+      : trace_path_{options.trace},
+        writer_{trace_path_.empty() ? 0 : trace_capacity},
+        loaded_{std::move(backend), device, options,
+                trace_path_.empty() ? block_streamer::TraceSinkRef{}
+                                    : block_streamer::TraceSinkRef{writer_}} {}
+
+  void load_adapter(const std::filesystem::path& folder) override {
+    translated([&] { loaded_.load_adapter(folder); });
+  }
+  [[nodiscard]] GenerateReport generate(const GenerateJob& job) override {
+    return translated([&] {
+      block_streamer::TextGenerator generator{loaded_.model(), loaded_.streamer().eval(),
+                                              job.tokenizer};
+      return generator.generate(job.prompts, job.options, job.observer);
+    });
+  }
+  [[nodiscard]] FinetuneReport finetune(const FinetuneJob& job) override {
+    return translated([&] { return run_finetune(loaded_, job); });
+  }
+  [[nodiscard]] EvaluateReport evaluate(const EvaluateJob& job) override {
+    return translated([&] { return run_evaluate(loaded_, job); });
+  }
+  [[nodiscard]] block_streamer::Statistics statistics() const override {
+    return loaded_.streamer().statistics();
+  }
+  void write_trace() override {
+    if (trace_path_.empty()) return;
+    loaded_.streamer().drain();
+    writer_.write_to(trace_path_);
+  }
+
+ private:
+  static constexpr std::size_t trace_capacity = std::size_t{1} << 18;
+
+  std::filesystem::path trace_path_;
+  block_streamer::PerfettoWriter writer_;  // before what records into it
+  LoadedModel<Backend> loaded_;
+};
+
+}  // namespace block_streamer_cli

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where blocks wait for their turn.
+#pragma once
+
+#include "console.hpp"
+
+#include <block_streamer/architecture/model_summary.hpp>
+#include <block_streamer/block/dtype_finisher.hpp>
+#include <block_streamer/device/host_backend.hpp>
+#include <block_streamer/os/limits.hpp>
+#include <block_streamer/storage/any_storage.hpp>
+#include <block_streamer/storage/file_storage.hpp>
+#include <block_streamer/storage/mapped_storage.hpp>
+#include <block_streamer/storage/ram_storage.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace block_streamer_cli {
+
+struct StorageChoice {
+  std::string tier;  ///< ram, mmap or file
+};
+
+/// @brief Memory that a model may fill: what is available less 2 GiB or 15 %, whichever is more.
+[[nodiscard]] inline std::uint64_t fillable(std::uint64_t available) {
+  const std::uint64_t margin = std::max(std::uint64_t{2} << 30, available / 100 * 15);
+  return available - std::min(available, margin);
+}
+
+/// @brief Resolves auto, and says which and why.
+/// @param type  what the weights become; they are kept so in memory.
+[[nodiscard]] inline StorageChoice choose_storage(const std::string& wanted,
+                                                  const block_streamer::ModelSummary& summary,
+                                                  block_streamer::DType type) {
+  if (wanted == "pinned") return {"ram"};
+  if (wanted != "auto") return {wanted};
+  const std::uint64_t parameters =
+      summary.streamed.parameter_count + summary.resident.parameter_count;
+  const std::uint64_t needed = parameters * block_streamer::byte_count_of(type);
+  const auto available = block_streamer::available_memory();
+  if (!available) {
+    say("storage: file (auto: how much memory is available is not known)");
+    return {"file"};
+  }
+  const bool fits = needed <= fillable(*available);
+  const std::string tier = fits ? "ram" : "file";
+  say("storage: " + tier + " (auto: the model takes " + readable_bytes(needed) + ", " +
+      (fits ? "" : "only ") + readable_bytes(fillable(*available)) + " of memory may be filled)");
+  return {tier};
+}
+
+namespace detail {
+
+/// Reads one block as it lies in a slot.
+inline void read_slot(const block_streamer::ExtentReader<block_streamer::PositionalFile>& reader,
+                      block_streamer::BlockId block, std::span<std::byte> slot) {
+  for (const block_streamer::Segment& segment : reader.image(block).segments) {
+    const auto out = slot.subspan(static_cast<std::size_t>(segment.slot_offset),
+                                  static_cast<std::size_t>(segment.byte_count));
+    const block_streamer::ByteRange range{segment.image_offset, segment.byte_count};
+    if (const std::error_code error = reader.read(block, range, out)) {
+      throw block_streamer::StorageError{reader.locate(block, segment.image_offset),
+                                         "cannot read " + std::to_string(out.size()) + " bytes",
+                                         error};
+    }
+  }
+}
+
+/// The blocks in memory in the type that they compute in, so that no visit converts.
+[[nodiscard]] inline block_streamer::RamStorage converted_ram(block_streamer::BlockMap map,
+                                                              block_streamer::DType type) {
+  namespace bs = block_streamer;
+  const bs::ExtentReader<bs::PositionalFile> reader{std::move(map)};
+  std::vector<bs::BlockLayout> layouts;
+  std::uint64_t largest = 0;
+  for (const bs::BlockSource& source : reader.block_map().blocks()) {
+    layouts.push_back(bs::bound_layout(source.image.layout, type));
+    largest = std::max(largest, source.image.layout.slot_byte_count.front());
+  }
+  bs::RamStorage ram{layouts};
+  bs::HostBackend backend;  // for aligned memory
+  const auto buffer = backend.allocate_device(static_cast<std::size_t>(largest));
+  const std::span<std::byte> wire = backend.bytes(buffer);
+  for (std::size_t i = 0; i < layouts.size(); ++i) {
+    const bs::BlockId block = bs::block_at(i);
+    read_slot(reader, block, wire);
+    bs::convert_block(wire, reader.image(block).layout, ram.writable_bytes(block), layouts[i],
+                      at::Device{at::kCPU});
+  }
+  return ram;
+}
+
+}  // namespace detail
+
+/// @param tier  ram, mmap or file.
+[[nodiscard]] inline block_streamer::AnyStorage make_storage(const std::string& tier,
+                                                             block_streamer::BlockMap map,
+                                                             block_streamer::DType type) {
+  if (tier == "mmap") return block_streamer::MappedStorage{std::move(map)};
+  if (tier == "file") return block_streamer::FileStorage{std::move(map)};
+  for (const block_streamer::BlockSource& source : map.blocks()) {
+    for (const block_streamer::TensorPlacement& tensor : source.image.layout.tensors) {
+      if (tensor.spec.dtype != type) return detail::converted_ram(std::move(map), type);
+    }
+  }
+  return block_streamer::RamStorage::load(std::move(map));
+}
+
+}  // namespace block_streamer_cli

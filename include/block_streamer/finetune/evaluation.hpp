@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <block_streamer/finetune/row_batch.hpp>
+#include <block_streamer/train/token_loss.hpp>
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <span>
+#include <vector>
+
+namespace block_streamer::inline v1 {
+
+/// What an evaluation has seen.
+struct Evaluation {
+  double mean_loss = 0;      ///< nats per scored token
+  std::uint64_t scored = 0;  ///< tokens whose probability counted
+  std::uint64_t tokens = 0;  ///< tokens that went through the model
+};
+
+/// @brief Mean loss over rows, in evaluation mode: −ln p of every trained token given those before
+/// it in its row, summed and divided by their number. A row's first token is never scored.
+/// @param batch      rows that share a pass.
+/// @param after_each called with the rows done so far; return false to stop early.
+/// @pre some token is scored.
+template <class Model, class Streamer>
+[[nodiscard]] Evaluation evaluate_rows(const Model& model, Streamer& streamer,
+                                       std::span<const TextRow> rows, std::size_t batch,
+                                       const std::function<bool(std::size_t)>& after_each = {}) {
+  const bool was_training = streamer.is_training();
+  streamer.eval();
+  const c10::NoGradGuard no_grad;
+  Evaluation result;
+  LossTotal total;
+  std::vector<std::size_t> numbers(rows.size());
+  std::iota(numbers.begin(), numbers.end(), std::size_t{0});
+  for (std::size_t begin = 0; begin < rows.size(); begin += batch) {
+    const auto some = std::span{numbers}.subspan(begin, std::min(batch, rows.size() - begin));
+    const RowBatch together = make_row_batch(rows, some);
+    auto context = model.context(together.ids);
+    const at::Tensor hidden = streamer.forward(model.embed(together.ids), context);  // (B,T,C)
+    total.add(token_loss(model.logits(hidden), together.ids, together.trained));
+    result.tokens += together.tokens;
+    if (after_each && !after_each(begin + some.size())) break;
+  }
+  streamer.train(was_training);
+  result.mean_loss = total.mean();
+  result.scored = total.count();
+  return result;
+}
+
+}  // namespace block_streamer::inline v1

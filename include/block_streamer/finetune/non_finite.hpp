@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <block_streamer/core/ids.hpp>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/isfinite.h>
+
+#include <optional>
+#include <string>
+
+namespace block_streamer::inline v1 {
+
+/// @brief Where values stop being finite, found by a forward that looks at every block's output:
+/// "the output of block 7", or "the logits" if every block's is finite.
+/// **Cost.** One evaluation forward with a host wait per block.
+template <class Model, class Streamer>
+[[nodiscard]] std::string first_non_finite(const Model& model, Streamer& streamer,
+                                           const at::Tensor& ids) {
+  const auto finite = [](const at::Tensor& t) {
+    return at::isfinite(t).all().template item<bool>();
+  };
+  const at::Tensor embedded = model.embed(ids);
+  if (!finite(embedded)) return "the embedding";
+  auto context = model.context(ids);
+  std::optional<BlockId> first;
+  (void)streamer.forward_observed(embedded, context, [&](BlockId block, const at::Tensor& output) {
+    if (!first && !finite(output)) first = block;
+  });
+  return first ? "the output of " + to_string(PartId{*first}) : "the logits";
+}
+
+}  // namespace block_streamer::inline v1

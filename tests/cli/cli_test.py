@@ -1,0 +1,343 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the built program as a user would.
+
+usage: cli_test.py PROGRAM SMOLLM2_FOLDER [unittest arguments…]
+Without that folder its tests are skipped; the environment's BLOCK_STREAMER_SMOLLM2 comes first.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import tiny_model  # noqa: E402
+
+PROGRAM = ""
+SMOLLM2 = ""
+STATISTICS = {
+    "bytes_needed", "bytes_read", "bytes_copied", "passes", "visits", "peak_resident_blocks", "peak_resident_bytes",
+    "storage_wait_s", "device_wait_s", "seconds", "tokens", "tokens_per_s", "bytes_read_per_s",
+}  # fmt: skip
+
+
+def run(*arguments, stdin=None, timeout=300):
+    """(exit code, stdout as bytes, stderr as text)"""
+    done = subprocess.run([PROGRAM, *map(str, arguments)], input=stdin, capture_output=True, timeout=timeout)
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+class CliTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="bs-cli-"))
+        cls.model = tiny_model.write_model(cls.folder / "model")
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def ok(self, *arguments, **options):
+        code, out, err = run(*arguments, **options)
+        self.assertEqual(code, 0, err)
+        return out
+
+    def refused(self, *arguments, says=(), code=None, **options):
+        got, out, err = run(*arguments, **options)
+        self.assertIn(got, (1, 2) if code is None else (code,), err)
+        errors = [line for line in err.splitlines() if line.startswith("block-streamer: error: ")]
+        self.assertEqual(len(errors), 1, err)
+        for part in [says] if isinstance(says, str) else says:
+            self.assertIn(part, errors[0])
+        self.assertNotIn("terminate called", err)
+        return out
+
+    def generate(self, *arguments, model=None, **options):
+        return self.ok("generate", "--model", model or self.model, "--device", "cpu", "--dtype", "fp32", *arguments, **options)
+
+
+class Basics(CliTest):
+    def test_help_of_every_command_has_an_example(self):
+        for command in ["generate", "finetune", "evaluate", "tokenize", "inspect"]:
+            out = self.ok(command, "--help").decode()
+            self.assertIn("Example", out)
+            self.assertIn(f"block-streamer {command} --model", out)
+        self.assertIn(b"generate", self.ok("--help"))
+        self.assertRegex(self.ok("--version"), rb"^block-streamer \d+\.\d+\.\d+\n$")
+
+    def test_wrong_usage_is_one_line(self):
+        self.refused(code=2)
+        self.refused("generate", code=2, says="--model")
+        self.refused("generate", "--model", self.model, "--prompt", "a", "--no-such-option", code=2, says="--no-such-option")
+        for option, value in [("--device", "tpu"), ("--device", "cuda:x"), ("--storage", "tape"), ("--dtype", "int4"),
+                              ("--prefetch-ahead", "-1"), ("--device-budget", "lots"), ("--device-budget", "-5"),
+                              ("--max-new-tokens", "0"), ("--top-k", "-1")]:  # fmt: skip
+            self.refused("generate", "--model", self.model, "--prompt", "a", option, value, code=2, says=option)
+        self.refused("generate", "--model", self.model, "--device", "cpu", says="--prompt")
+        self.refused("generate", "--model", self.model, "--prompt", "a", "--system", "b", code=2, says="--chat")
+        for option, value in [("--temperature", "-1"), ("--temperature", "nan"), ("--top-p", "0"), ("--top-p", "1.1")]:
+            self.refused("generate", "--model", self.model, "--prompt", "a", option, value)
+
+
+class Tokenize(CliTest):
+    TEXT = "Fünf naïve 你好 🙂\r\n  def f(x):\treturn x  <|im_end|> \u0000 end\n"
+
+    def test_round_trip(self):
+        ids = json.loads(self.ok("tokenize", "--model", self.model, "-", stdin=self.TEXT.encode()))
+        self.assertIn(2, ids)  # the special token in the text
+        back = self.ok("tokenize", "--model", self.model, "--decode", "--text", json.dumps(ids))
+        self.assertEqual(back.decode(), self.TEXT)
+        file = self.folder / "text.txt"
+        file.write_bytes(self.TEXT.encode())
+        self.assertEqual(json.loads(self.ok("tokenize", "--model", self.model, "--file", file)), ids)
+        self.assertEqual(json.loads(self.ok("tokenize", "--model", self.model, "--text", "ab")), [3 + 97, 3 + 98])
+
+    def test_bad_input(self):
+        base = ["tokenize", "--model", self.model]
+        self.refused(*base, "-", stdin=b"ab\xffc", says="2")
+        self.refused(*base, "--decode", "--text", "[1, 2", says="JSON")
+        self.refused(*base, "--decode", "--text", "[99999]", says="99999")
+        self.refused(*base, "--decode", "--text", "[-1]", says="entry 0")
+        self.refused(*base, says="--text")
+        self.refused(*base, "--file", self.folder / "absent.txt", says="absent.txt")
+
+
+class Inspect(CliTest):
+    def test_json(self):
+        seen = json.loads(self.ok("inspect", "--model", self.model, "--json"))
+        self.assertEqual(seen["block_count"], tiny_model.LAYERS)
+        self.assertEqual(len(seen["blocks"]), tiny_model.LAYERS)
+        self.assertEqual(seen["blocks"][1]["name"], "model.layers.1")
+        self.assertEqual(seen["dtypes"]["BF16"]["bytes"], seen["streamed"]["bytes"] + seen["resident"]["bytes"])
+        self.assertEqual(seen["resident"]["parameters"], tiny_model.VOCABULARY * tiny_model.HIDDEN + tiny_model.HIDDEN)
+        self.assertTrue(seen["tied_head"])
+        self.assertEqual(seen["eos_ids"], [2])
+        self.assertNotIn("verified", seen)
+
+    def test_text(self):
+        out = self.ok("inspect", "--model", self.model, "--verify").decode()
+        for part in ["3 blocks", "streams", "resident", "BF16", "also the head", "all finite"]:
+            self.assertIn(part, out)
+
+    def test_verify_finds_values_that_are_not_finite(self):
+        name = "model.layers.1.mlp.up_proj.weight"
+        bad = tiny_model.write_model(self.folder / "bad", poison=name)
+        self.assertEqual(run("inspect", "--model", bad)[0], 0)
+        code, out, err = run("inspect", "--model", bad, "--json", "--verify")
+        self.assertEqual(code, 1)
+        found = json.loads(out)["verified"]["non_finite"]
+        self.assertEqual([(f["tensor"], f["count"]) for f in found], [(name, 1)])
+        data = (bad / "model.safetensors").read_bytes()
+        self.assertEqual(data[found[0]["first_offset"] :][:2], b"\xc0\x7f")
+        self.assertIn("not finite", err)
+
+
+class Generate(CliTest):
+    PROMPTS = ["Once upon a time", "A", "3 + 4 = 7, and so on and so on", "xy"]
+
+    def test_stdout_is_the_text_alone(self):
+        code, out, err = run("generate", "--model", self.model, "--device", "cpu", "--prompt", "Hello", "--max-new-tokens", 12)
+        self.assertEqual(code, 0, err)
+        out.decode()  # whole characters
+        self.assertFalse(out.endswith(b"\n\n"))
+        self.assertNotIn(b"Hello", out)
+        self.assertNotIn(b"block-streamer", out)
+        for part in ["storage: ", "dtype: ", "tokens/s", "GB/s", "finished by "]:
+            self.assertIn(part, err)
+        self.assertNotIn("error", err)
+
+    def test_tiers_prefetch_and_budget_give_the_same_text(self):
+        texts = {
+            self.generate("--prompt", "Hello", "--max-new-tokens", 10, "--storage", storage, "--prefetch-ahead", ahead, *more)
+            for storage in ["ram", "mmap", "file", "pinned", "auto"]
+            for ahead in [0, 2]
+            for more in [[], ["--device-budget", "1MiB"]]
+        }
+        self.assertEqual(len(texts), 1)
+        self.assertGreater(len(texts.pop()), 5)
+
+    def test_prompt_sources_are_equal(self):
+        file = self.folder / "prompt.txt"
+        file.write_text("Hello\n")
+        direct = self.generate("--prompt", "Hello", "--max-new-tokens", 8)
+        self.assertEqual(self.generate("--prompt-file", file, "--max-new-tokens", 8), direct)
+        self.assertEqual(self.generate("--prompt-file", "-", "--max-new-tokens", 8, stdin=b"Hello\n"), direct)
+
+    def test_chat_is_the_template(self):
+        system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+        head = "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        tail = ["--max-new-tokens", 8]
+        asked = self.generate("--chat", "--prompt", "Hi", *tail)
+        self.assertEqual(asked, self.generate("--prompt", head.format(system), *tail))
+        told = self.generate("--chat", "--system", "Be short.", "--prompt", "Hi", *tail)
+        self.assertEqual(told, self.generate("--prompt", head.format("Be short."), *tail))
+        self.assertNotEqual(asked, told)
+
+    def test_stop_text_and_seed(self):
+        whole = self.generate("--prompt", "Hello", "--max-new-tokens", 30).decode()
+        stop = whole[6:9]
+        self.assertEqual(self.generate("--prompt", "Hello", "--max-new-tokens", 30, "--stop", "never there", "--stop", stop).decode(), whole[: whole.index(stop)])
+        draw = ["--prompt", "Hello", "--temperature", "1.5", "--top-k", "50", "--top-p", "0.95", "--max-new-tokens", "20", "--seed"]
+        self.assertEqual(self.generate(*draw, 3), self.generate(*draw, 3))
+        self.assertNotEqual(self.generate(*draw, 3), self.generate(*draw, 4))
+
+    def test_batch_equals_single_runs(self):
+        file, output = self.folder / "prompts.txt", self.folder / "texts.jsonl"
+        file.write_text("\n".join(self.PROMPTS) + "\n\n")
+        for batch in [3, 8]:
+            code, out, err = run("generate", "--model", self.model, "--device", "cpu", "--dtype", "fp32", "--storage", "file", "--batch", batch,
+                                 "--prompt-file", file, "--output", output, "--max-new-tokens", 9)  # fmt: skip
+            self.assertEqual((code, out), (0, b""), err)
+            rows = [json.loads(line) for line in output.read_text().splitlines()]
+            self.assertEqual([row["prompt"] for row in rows], self.PROMPTS)
+            for row in rows:
+                self.assertEqual(row["text"].encode(), self.generate("--prompt", row["prompt"], "--max-new-tokens", 9))
+                self.assertLessEqual(len(row["ids"]), 9)
+                self.assertIn(row["finish_reason"], ["length", "eos"])
+
+    def test_batch_of_rows(self):
+        file, output = self.folder / "rows.jsonl", self.folder / "answers.jsonl"
+        rows = [{"id": 7, "prompt": "Hi"}, {"messages": [{"role": "user", "content": "Hi"}]}]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        self.generate("--batch", 2, "--prompt-file", file, "--output", output, "--max-new-tokens", 6)
+        plain, chat = [json.loads(line) for line in output.read_text().splitlines()]
+        self.assertEqual(plain["id"], 7)
+        self.assertEqual(plain["text"].encode(), self.generate("--prompt", "Hi", "--max-new-tokens", 6))
+        self.assertEqual(chat["text"].encode(), self.generate("--chat", "--prompt", "Hi", "--max-new-tokens", 6))
+
+    def test_statistics_and_trace(self):
+        stats, trace = self.folder / "stats.json", self.folder / "trace.json"
+        self.generate("--prompt", "Hello", "--max-new-tokens", 5, "--storage", "file", "--stop", "\u2603", "--stats", stats, "--trace", trace)
+        seen = json.loads(stats.read_text())
+        self.assertLessEqual(STATISTICS, seen.keys())
+        self.assertEqual(seen["passes"], seen["tokens"])
+        self.assertEqual(seen["visits"], seen["passes"] * tiny_model.LAYERS)
+        self.assertEqual(seen["peak_resident_blocks"], 2)
+        self.assertGreater(seen["bytes_read"], 0)
+        events = json.loads(trace.read_text())["traceEvents"]
+        self.assertTrue({"storage", "compute"} <= {e["args"]["name"] for e in events if e["ph"] == "M" and "name" in e["args"]})
+
+    def test_a_prompt_longer_than_the_positions(self):
+        self.refused("generate", "--model", self.model, "--device", "cpu", "--prompt", "a" * 200, says=["200 tokens", "128", "max_position_embeddings"])
+        self.assertIn("finished by positions", run("generate", "--model", self.model, "--device", "cpu", "--prompt", "a" * 120)[2])
+
+    def test_interrupt_ends_with_the_text_so_far(self):
+        model = tiny_model.write_model(self.folder / "long")
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1000000, "eos_token_id": None}))
+        (model / "generation_config.json").unlink()
+        running = subprocess.Popen([PROGRAM, "generate", "--model", model, "--device", "cpu", "--prompt", "Hello", "--max-new-tokens", "900000"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+        first = running.stdout.read(4)  # it is generating
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=120)
+        self.assertEqual(running.returncode, 130, err)
+        (first + out).decode()
+        self.assertIn("cancelled", err.decode())
+
+
+class BadInput(CliTest):
+    def broken(self, name):
+        return pathlib.Path(shutil.copytree(self.model, self.folder / name))
+
+    def refused_everywhere(self, model, says):
+        self.refused("generate", "--model", model, "--device", "cpu", "--prompt", "a", says=says)
+        self.refused("inspect", "--model", model, says=says)
+
+    def test_a_missing_model(self):
+        self.refused_everywhere(self.folder / "nowhere", "nowhere")
+        self.refused("tokenize", "--model", self.folder / "nowhere", "--text", "a", says="nowhere")
+
+    def test_an_lfs_pointer(self):
+        model = self.broken("pointer")
+        (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+        self.refused_everywhere(model, ["model.safetensors", "LFS"])
+
+    def test_a_truncated_file(self):
+        model = self.broken("short")
+        weights = model / "model.safetensors"
+        os.truncate(weights, weights.stat().st_size - 10)
+        self.refused_everywhere(model, "model.safetensors")
+        os.truncate(weights, 4)
+        self.refused_everywhere(model, "model.safetensors")
+
+    def test_a_folder_without_weights_or_tokenizer(self):
+        model = self.broken("empty")
+        (model / "tokenizer.json").unlink()
+        self.refused("generate", "--model", model, "--prompt", "a", says="tokenizer.json")
+        (model / "model.safetensors").unlink()
+        self.refused("inspect", "--model", model, says="model.safetensors")
+
+    def test_an_unknown_model_type(self):
+        model = self.broken("other")
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
+        self.refused_everywhere(model, "mamba")
+
+    def test_weights_that_are_not_finite(self):
+        model = tiny_model.write_model(self.folder / "nan", poison="model.norm.weight")
+        self.refused("generate", "--model", model, "--device", "cpu", "--prompt", "a", says="not a number")
+
+    def test_outputs_that_cannot_be_written(self):
+        base = ["generate", "--model", self.model, "--device", "cpu", "--prompt", "a", "--max-new-tokens", 1]
+        nowhere = self.folder / "nowhere" / "file.json"
+        self.refused(*base, "--stats", nowhere, says="nowhere")
+        self.refused(*base, "--trace", nowhere, says="nowhere")
+        self.refused(*base, "--stats", self.folder, says="folder")
+        prompts = self.folder / "p.txt"
+        prompts.write_text("a\n")
+        self.refused("generate", "--model", self.model, "--batch", 1, "--prompt-file", prompts, "--output", nowhere, says="nowhere")
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run([PROGRAM, *map(str, base)], stdout=full, stderr=subprocess.PIPE)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(b"standard output", done.stderr)
+
+    def test_prompts_that_cannot_be_used(self):
+        base = ["generate", "--model", self.model, "--device", "cpu"]
+        self.refused(*base, "--prompt", "", says="no token")
+        self.refused(*base, "--prompt-file", "-", stdin=b"a\xff", says="1")
+        self.refused(*base, "--prompt-file", self.folder / "absent.txt", says="absent.txt")
+        rows, out = self.folder / "bad.jsonl", self.folder / "never.jsonl"
+        rows.write_text('{"prompt": "a"}\n{"text": "b"}\n')
+        self.refused(*base, "--batch", 2, "--prompt-file", rows, "--output", out, says="line 2")
+        rows.write_text("\n")
+        self.refused(*base, "--batch", 2, "--prompt-file", rows, "--output", out, says="bad.jsonl")
+        self.assertFalse(out.exists())
+
+    def test_an_adapter_that_is_not_there(self):
+        self.refused("generate", "--model", self.model, "--device", "cpu", "--prompt", "a", "--adapter", self.folder / "no-adapter", says="no-adapter")
+
+    def test_cuda_where_there_is_none(self):
+        code, _, err = run("generate", "--model", self.model, "--prompt", "a", "--max-new-tokens", 1)
+        self.assertEqual(code, 0, err)
+        if "no CUDA: " in err:
+            self.refused("generate", "--model", self.model, "--prompt", "a", "--device", "cuda", says="--device cuda")
+
+
+class SmolLM2(CliTest):
+    def setUp(self):
+        if not (pathlib.Path(SMOLLM2) / "model.safetensors").exists():
+            self.skipTest(f"no SmolLM2-135M-Instruct in {SMOLLM2 or 'models/'}")
+
+    def test_names_rivers(self):
+        for dtype in ["bf16", "fp32"]:
+            out = self.ok("generate", "--model", SMOLLM2, "--device", "cpu", "--dtype", dtype, "--chat", "--prompt",
+                          "Name three rivers in Europe.", "--max-new-tokens", 24)  # fmt: skip
+            self.assertTrue(out.startswith(b"1. Danube: The largest river in Europe, it flows through the heart of Europe"), out)
+
+    def test_text_survives_the_tokenizer(self):
+        text = Tokenize.TEXT
+        ids = self.ok("tokenize", "--model", SMOLLM2, "-", stdin=text.encode())
+        self.assertEqual(self.ok("tokenize", "--model", SMOLLM2, "--decode", "-", stdin=ids).decode(), text)
+
+
+if __name__ == "__main__":
+    PROGRAM = os.path.abspath(sys.argv[1])
+    SMOLLM2 = os.environ.get("BLOCK_STREAMER_SMOLLM2") or sys.argv[2]
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
