@@ -135,6 +135,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block/view_cache.hpp
   block/weight_binding.hpp
   block/weights.hpp
+  block_streamer.hpp
   finetune/evaluation.hpp
   finetune/non_finite.hpp
   finetune/row_batch.hpp

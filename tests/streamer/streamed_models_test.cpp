@@ -5,6 +5,7 @@
 #include <block_streamer/block/resident_forward.hpp>
 #include <block_streamer/lora/lora_adapter.hpp>
 #include <block_streamer/models/decoder_model.hpp>
+#include <block_streamer/models/llama.hpp>
 #include <block_streamer/models/resident_weights.hpp>
 #include <block_streamer/storage/any_storage.hpp>
 #include <block_streamer/storage/file_storage.hpp>
@@ -121,6 +122,19 @@ std::size_t compare(const fs::path& folder, bs::DType dtype, const at::Tensor& i
 }
 
 }  // namespace
+
+TEST_CASE("the example of the README") {
+  const fs::path folder = fs::path{BLOCK_STREAMER_TEST_FIXTURES} / "models" / "llama_gqa";
+  const at::Tensor ids = at::arange(8, at::kLong).view({1, 8});
+  auto checkpoint = bs::Checkpoint::open(folder);
+  auto model = bs::models::Llama{checkpoint};
+  bs::Streamer streamer{
+      model.blocks(), bs::FileStorage{model.block_map()}, bs::HostBackend{}, {.prefetch_ahead = 1}};
+  at::Tensor hidden = streamer.forward(model.embed(ids), model.context(ids));
+  at::Tensor logits = model.logits(hidden);
+  CHECK(logits.sizes() ==
+        at::IntArrayRef{1, 8, static_cast<std::int64_t>(model.config().vocabulary_size)});
+}
 
 TEST_CASE("tiny decoders: streamed equals resident bit for bit, forward and gradients") {
   std::size_t combinations = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/core/dtype.hpp>
 #include <block_streamer/core/expects.hpp>
 #include <block_streamer/trace/residency_observer.hpp>
 #include <block_streamer/trace/trace_sink.hpp>
@@ -28,6 +29,9 @@ struct PipelineOptions {
   std::uint32_t reads_in_flight = 8;
   /// Fetch the first blocks of the expected next pass before this one ends.
   bool prefetch_next_pass = true;
+  /// What floating weights are computed in; nullopt: as stored. Read by Streamer, which then
+  /// converts at every visit.
+  std::optional<DType> dtype;
   /// The visitor's own thread computes on the slots, so a visit waits on the host until its bytes
   /// are there (host backends).
   bool computes_on_host = false;
