@@ -19,7 +19,7 @@ struct PipelineOptions {
   /// Device memory for blocks that stay between visits, on top of the prefetch_ahead + 1 slots.
   std::uint64_t device_budget = 0;
   /// Largest slot allowed; a block that needs more is refused before anything is allocated.
-  std::optional<std::uint64_t> slot_byte_budget;
+  std::optional<std::uint64_t> slot_byte_budget{};
   /// Size of one read.
   std::uint64_t chunk_byte_count = std::uint64_t{4} << 20;
   /// Page-locked memory between storage and device. Unused where tiers are read in place or are in
@@ -31,12 +31,12 @@ struct PipelineOptions {
   bool prefetch_next_pass = true;
   /// What floating weights are computed in; nullopt: as stored. Read by Streamer, which then
   /// converts at every visit.
-  std::optional<DType> dtype;
+  std::optional<DType> dtype{};
   /// The visitor's own thread computes on the slots, so a visit waits on the host until its bytes
   /// are there (host backends).
   bool computes_on_host = false;
-  TraceSinkRef trace;
-  ResidencyObserverRef observer;
+  TraceSinkRef trace{};
+  ResidencyObserverRef observer{};
 };
 
 /// @throws ContractViolation naming the option that is out of range.
