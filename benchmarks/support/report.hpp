@@ -49,7 +49,16 @@ struct Row {
 /// @brief Collects rows while benchmarks run; prints them at the end.
 class Report {
  public:
-  void add(Row row) { rows_.push_back(std::move(row)); }
+  /// @brief Google Benchmark calls a benchmark again with more iterations: the last row counts.
+  void add(Row row) {
+    const auto same = std::find_if(rows_.begin(), rows_.end(),
+                                   [&row](const Row& r) { return r.what == row.what; });
+    if (same != rows_.end()) {
+      *same = std::move(row);
+    } else {
+      rows_.push_back(std::move(row));
+    }
+  }
   /// @brief Adds the row, and its figures to the benchmark's counters, for --benchmark_out.
   void add(benchmark::State& state, Row row) {
     state.counters["achieved"] = row.achieved;
