@@ -3,6 +3,7 @@
 // the memory figures.
 #pragma once
 
+#include "../support/checkpointed_step.hpp"
 #include "../support/report.hpp"
 #include "link_options.hpp"
 #include "random_model.hpp"
@@ -53,10 +54,11 @@ class LinkBenchmark {
     }
   }
 
-  /// @brief The scenarios in the order in which they share memory best.
+  /// @brief What streams comes first: where time runs out, the rest is the reference.
   void register_all() {
     const std::int64_t few = options_.short_tokens, many = options_.long_tokens;
-    const std::size_t half = config_.layer_count / 2 - 2;  // 16 of 36: 18 slots with the two
+    const std::size_t layers = config_.layer_count;
+    const std::size_t half = layers > 4 ? layers / 2 - 2 : 0;  // 16 of 36: 18 slots with the two
     const auto add = [this](const std::string& name, auto body) {
       register_once(report_, name, std::move(body));
     };
@@ -65,24 +67,33 @@ class LinkBenchmark {
     add("forward/1x" + std::to_string(many), [=, this](auto& s) { streamed_forward(s, many); });
     add("lora_step/2_slots", [=, this](auto& s) { lora_step(s, 0, 1.05); });
     add("lora_step/2_slots_adamw", [this](auto& s) { lora_step_adamw(s); });
+    add("lora_step/" + std::to_string(half + 2) + "_slots",
+        [=, this](auto& s) { lora_step(s, half, 1.08); });
     add("resident/forward/1x" + std::to_string(few),
         [=, this](auto& s) { resident_forward(s, few); });
     add("resident/forward/1x" + std::to_string(many),
         [=, this](auto& s) { resident_forward(s, many); });
-    add("resident/lora_step", [this](auto& s) { resident_step(s); });
+    add("resident/lora_step", [this](auto& s) { resident_step(s, false); });
+    add("resident/lora_step_recomputing", [this](auto& s) { resident_step(s, true); });
     add("same_bits", [this](auto& s) { same_bits(s); });
-    add("device_memory/forward/1x" + std::to_string(few),
-        [=, this](auto& s) { memory_of_forward(s, few); });
-    add("device_memory/forward/1x" + std::to_string(many),
-        [=, this](auto& s) { memory_of_forward(s, many); });
-    add("device_memory/lora_step", [this](auto& s) { memory_of_step(s); });
-    add("lora_step/" + std::to_string(half + 2) + "_slots",
-        [=, this](auto& s) { lora_step(s, half, 1.08); });
+    if (Side::counts_memory) register_memory(few, many);
   }
 
  private:
   using Clock = std::chrono::steady_clock;
   using Tensors = std::vector<at::Tensor>;
+
+  void register_memory(std::int64_t few, std::int64_t many) {
+    for (const std::int64_t tokens : {few, many}) {
+      register_once(report_, "device_memory/forward/1x" + std::to_string(tokens),
+                    [=, this](auto& s) { memory_of_forward(s, tokens); });
+    }
+    for (const bool recompute : {false, true}) {
+      register_once(report_,
+                    std::string{"device_memory/lora_step"} + (recompute ? "_recomputing" : ""),
+                    [=, this](auto& s) { memory_of_step(s, recompute); });
+    }
+  }
 
   // ---- what the scenarios share, made when first needed
 
@@ -238,11 +249,21 @@ class LinkBenchmark {
   void forget_gradients() {
     for (const at::Tensor& p : adapter().parameters()) p.mutable_grad() = at::Tensor{};
   }
-  /// Forward and backward; the loss stands for a head.
+  /// Stands for a head.
+  [[nodiscard]] static at::Tensor loss_of(const at::Tensor& output) {
+    return output.to(at::kFloat).square().mean();
+  }
+  /// Forward and backward.
   template <class Forward>
   void step(Forward&& forward) {
     forget_gradients();
-    forward().to(at::kFloat).square().mean().backward();
+    loss_of(forward()).backward();
+  }
+  void step_resident(const at::Tensor& x, bs::models::DecoderContext& c,
+                     const bs::AdapterTable& table, bool recompute) {
+    if (!recompute) return step([&] { return run_resident(x, c, &table); });
+    forget_gradients();
+    checkpointed_step<Block>(blocks_, resident(), x, c, table, loss_of);
   }
 
   // ---- scenarios
@@ -317,12 +338,14 @@ class LinkBenchmark {
     time_resident(state, "resident forward 1x" + std::to_string(tokens),
                   [&] { (void)run_resident(x, c, nullptr); });
   }
-  void resident_step(benchmark::State& state) {
+  void resident_step(benchmark::State& state, bool recompute) {
     const at::Tensor x = input(options_.short_tokens);
     auto c = context(options_.short_tokens);
     const bs::AdapterTable table = adapter().table(lora_blocks_);
-    time_resident(state, "resident LoRA step 1x" + std::to_string(options_.short_tokens),
-                  [&] { step([&] { return run_resident(x, c, &table); }); });
+    time_resident(state,
+                  "resident LoRA step 1x" + std::to_string(options_.short_tokens) +
+                      (recompute ? ", recomputing" : ""),
+                  [&] { step_resident(x, c, table, recompute); });
   }
   template <class Work>
   void time_resident(benchmark::State& state, const std::string& what, Work&& work) {
@@ -417,17 +440,19 @@ class LinkBenchmark {
     const at::Tensor x = input(tokens);
     auto c = context(tokens);
     (void)evaluating();
+    forget_gradients();
     compare_memory(
         state, "device bytes, forward 1x" + std::to_string(tokens),
         [&] { (void)run_resident(x, c, nullptr); }, [&] { (void)run_streamed(x, c); });
   }
-  void memory_of_step(benchmark::State& state) {
+  void memory_of_step(benchmark::State& state, bool recompute) {
     const at::Tensor x = input(options_.short_tokens);
     auto c = context(options_.short_tokens);
     const bs::AdapterTable table = adapter().table(lora_blocks_);
     (void)training();
     compare_memory(
-        state, "device bytes, LoRA step", [&] { step([&] { return run_resident(x, c, &table); }); },
+        state, std::string{"device bytes, LoRA step"} + (recompute ? ", resident recomputing" : ""),
+        [&] { step_resident(x, c, table, recompute); },
         [&] { step([&] { return run_streamed(x, c); }); });
   }
   /// What a run allocates at its peak beyond what was allocated when it began.

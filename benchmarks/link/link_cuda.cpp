@@ -17,6 +17,7 @@ namespace {
 class CudaSide {
  public:
   using Backend = bs::CudaBackend;
+  static constexpr bool counts_memory = true;
 
   CudaSide() {
     (void)at::zeros({1}, at::TensorOptions{}.device(device()));

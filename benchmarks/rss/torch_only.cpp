@@ -3,4 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 
-int main() { return at::zeros({1}).numel() == 1 ? 0 : 1; }
+int main() {
+  return at::zeros({1}).numel() == 1 ? 0 : 1;
+}
