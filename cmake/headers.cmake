@@ -58,6 +58,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   plan/visit_order.hpp
   text/added_tokens.hpp
   text/bpe.hpp
+  text/bpe_json.hpp
   text/byte_alphabet.hpp
   text/chat_template.hpp
   text/decoder.hpp
@@ -134,6 +135,18 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block/view_cache.hpp
   block/weight_binding.hpp
   block/weights.hpp
+  block_streamer.hpp
+  finetune/evaluation.hpp
+  finetune/non_finite.hpp
+  finetune/row_batch.hpp
+  finetune/row_order.hpp
+  finetune/training_loop.hpp
+  generate/generated_row.hpp
+  generate/generation.hpp
+  generate/random_stream.hpp
+  generate/sampling.hpp
+  generate/stop_text.hpp
+  generate/text_generator.hpp
   layers/attention.hpp
   layers/kv_cache.hpp
   layers/linear.hpp

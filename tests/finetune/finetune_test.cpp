@@ -34,7 +34,8 @@ struct Tiny {
   Tiny()
       : model{bs::Checkpoint::open(std::string{BLOCK_STREAMER_TEST_FIXTURES} + "/models/llama_gqa"),
               {bs::DType::f32}},
-        streamer{model.blocks(), bs::FileStorage{model.block_map()}, bs::HostBackend{}, options_in_fp32()} {
+        streamer{model.blocks(), bs::FileStorage{model.block_map()}, bs::HostBackend{},
+                 options_in_fp32()} {
     std::vector<bs::LoraBlock> list;
     const auto blocks = model.blocks();
     for (std::size_t i = 0; i < blocks.size(); ++i)
