@@ -338,6 +338,8 @@ class SmolLM2(CliTest):
 
 
 if __name__ == "__main__":
+    # The models are tiny, and threads that wait for each other are slow where others compute as well.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     PROGRAM = os.path.abspath(sys.argv[1])
     SMOLLM2 = os.environ.get("BLOCK_STREAMER_SMOLLM2") or sys.argv[2]
     unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)

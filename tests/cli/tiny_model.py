@@ -26,7 +26,8 @@ def byte_alphabet():
 
 
 def tokenizer():
-    vocabulary = {char: 3 + byte for byte, char in byte_alphabet().items()}
+    vocabulary = {text: i for i, text in enumerate(SPECIAL)}
+    vocabulary |= {char: len(SPECIAL) + byte for byte, char in byte_alphabet().items()}
     added = [
         {"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
         for i, text in enumerate(SPECIAL)
