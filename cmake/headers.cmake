@@ -1,12 +1,23 @@
 # The headers of each target, as installed; tests/layering/check_layers.py --update writes this file.
 set(BLOCK_STREAMER_CORE_HEADERS
+  architecture/decoder_tensors.hpp
+  architecture/model_layout.hpp
+  architecture/model_summary.hpp
+  architecture/registry.hpp
+  architecture/stored_names.hpp
   checkpoint/block_image_check.hpp
   checkpoint/block_map.hpp
   checkpoint/checkpoint.hpp
   checkpoint/checkpoint_files.hpp
   checkpoint/checkpoint_index.hpp
+  checkpoint/config_fields.hpp
+  checkpoint/config_keys.hpp
   checkpoint/extents.hpp
   checkpoint/json_file.hpp
+  checkpoint/model_config.hpp
+  checkpoint/name_pattern.hpp
+  checkpoint/peft_config.hpp
+  checkpoint/rope_config.hpp
   checkpoint/safetensors_header.hpp
   checkpoint/safetensors_parser.hpp
   checkpoint/safetensors_writer.hpp
@@ -24,6 +35,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   device/access_checker.hpp
   device/access_history.hpp
   device/checked_backend.hpp
+  device/copy_ranges.hpp
   device/counting_backend.hpp
   device/execution_backend.hpp
   device/happens_before.hpp
@@ -46,6 +58,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   plan/visit_order.hpp
   text/added_tokens.hpp
   text/bpe.hpp
+  text/bpe_json.hpp
   text/byte_alphabet.hpp
   text/chat_template.hpp
   text/decoder.hpp
@@ -82,7 +95,6 @@ set(BLOCK_STREAMER_IO_HEADERS
   pipeline/fetch_machine.hpp
   pipeline/fetch_queue.hpp
   pipeline/finisher.hpp
-  pipeline/host_edges.hpp
   pipeline/options.hpp
   pipeline/ordering_rules.hpp
   pipeline/pass.hpp
@@ -92,26 +104,49 @@ set(BLOCK_STREAMER_IO_HEADERS
   pipeline/staging_ring.hpp
   pipeline/ticket_pool.hpp
   pipeline/transfers.hpp
+  pipeline/visible_lock.hpp
   storage/any_storage.hpp
   storage/async_read.hpp
   storage/decorators/fault_script.hpp
   storage/decorators/faulty_storage.hpp
+  storage/extent_reader.hpp
+  storage/file_storage.hpp
+  storage/mapped_storage.hpp
   storage/pooled.hpp
+  storage/ram_storage.hpp
   storage/read_contract.hpp
   storage/storage_tier.hpp)
-set(BLOCK_STREAMER_CUDA_HEADERS)
+set(BLOCK_STREAMER_CUDA_HEADERS
+  device/cuda_backend.hpp
+  device/cuda_call.hpp
+  device/cuda_event.hpp)
 set(BLOCK_STREAMER_TORCH_HEADERS
   block/adapter_table.hpp
   block/any_block.hpp
+  block/bound_blocks.hpp
   block/dtype_finisher.hpp
+  block/load_tensor.hpp
   block/mutation_guard.hpp
   block/projection.hpp
   block/resident_forward.hpp
+  block/stream_bridge.hpp
   block/streamable_block.hpp
   block/tensor_bridge.hpp
   block/view_cache.hpp
   block/weight_binding.hpp
   block/weights.hpp
+  block_streamer.hpp
+  finetune/evaluation.hpp
+  finetune/non_finite.hpp
+  finetune/row_batch.hpp
+  finetune/row_order.hpp
+  finetune/training_loop.hpp
+  generate/generated_row.hpp
+  generate/generation.hpp
+  generate/random_stream.hpp
+  generate/sampling.hpp
+  generate/stop_text.hpp
+  generate/text_generator.hpp
   layers/attention.hpp
   layers/kv_cache.hpp
   layers/linear.hpp
@@ -119,9 +154,19 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   layers/rotary.hpp
   layers/swiglu.hpp
   lora/lora_adapter.hpp
+  lora/lora_node.hpp
   lora/lora_projection.hpp
   lora/options.hpp
+  lora/peft_files.hpp
+  lora/peft_loading.hpp
+  lora/saved_targets.hpp
   lora/target_matching.hpp
+  models/decoder_block.hpp
+  models/decoder_context.hpp
+  models/decoder_model.hpp
+  models/llama.hpp
+  models/qwen3.hpp
+  models/resident_weights.hpp
   optim/adamw.hpp
   optim/adamw_kernel.hpp
   optim/adamw_state.hpp
@@ -130,6 +175,12 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   optim/no_optimizer.hpp
   optim/optimizer_policy.hpp
   optim/schedule.hpp
+  streamer.hpp
+  train/backward_pass.hpp
+  train/forward_pass.hpp
   train/rng_replay.hpp
+  train/streamed_node.hpp
+  train/streamed_run.hpp
   train/token_loss.hpp)
-set(BLOCK_STREAMER_TORCH_CUDA_HEADERS)
+set(BLOCK_STREAMER_TORCH_CUDA_HEADERS
+  block/stream_bridge_cuda.hpp)

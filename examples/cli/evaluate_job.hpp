@@ -27,8 +27,7 @@ namespace block_streamer_cli {
   }
   block_streamer::TextDatasetOptions options;
   options.seq_len = seq_len;
-  options.eos =
-      config.eos_ids.empty() ? -1 : static_cast<std::int32_t>(config.eos_ids.front());
+  options.eos = config.eos_ids.empty() ? -1 : static_cast<std::int32_t>(config.eos_ids.front());
   options.keep_short_window = keep_short_window;
   auto data = block_streamer::TextDataset::open(path, tokenizer, chat_template, options);
   if (data.truncated_rows() > 0) {

@@ -14,10 +14,7 @@
 
 namespace block_streamer::inline v1 {
 
-/// How a streamer moves blocks, and what they compute in.
-struct StreamerOptions : PipelineOptions {
-  std::optional<DType> dtype;  ///< of floating weights and activations; nullopt: as stored
-};
+using StreamerOptions = PipelineOptions;
 
 /// @brief Runs an ordered list of blocks whose weights stay in storage, on one device, with at most
 /// prefetch_ahead + 1 of them resident (and those that device_budget caches). Use it wherever the

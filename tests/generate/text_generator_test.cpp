@@ -11,6 +11,7 @@
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -49,12 +50,14 @@ struct Tiny {
   /// Greedy without a cache: the whole text again for each token.
   std::vector<std::int32_t> plain(std::vector<std::int32_t> ids, std::size_t count) {
     const std::size_t prompt = ids.size();
+    // Rows of the embedding that no token names are never chosen.
+    const auto named = static_cast<std::int64_t>(tokenizer.vocabulary_size());
     while (ids.size() < prompt + count) {
       const std::vector<std::int64_t> wide{ids.begin(), ids.end()};
       const at::Tensor input = at::tensor(wide).unsqueeze(0);  // (1,T)
       auto context = model.context(input);
       const at::Tensor logits = model.logits_last(streamer.forward(model.embed(input), context));
-      ids.push_back(static_cast<std::int32_t>(at::argmax(logits).item<std::int64_t>()));
+      ids.push_back(static_cast<std::int32_t>(at::argmax(logits.narrow(1, 0, std::min(named, logits.size(1)))).item<std::int64_t>()));
     }
     return {ids.begin() + static_cast<std::ptrdiff_t>(prompt), ids.end()};
   }

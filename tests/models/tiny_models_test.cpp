@@ -183,6 +183,17 @@ TEST_CASE("a padded batch needs no cache, and padding at the right changes nothi
   CHECK(at::isfinite(left).all().item<bool>());
 }
 
+TEST_CASE("every row of a padded mask sees something, so no kernel can make it NaN") {
+  const models::Qwen3 model{bs::Checkpoint::open(fixture("qwen3_tied"))};
+  const std::vector<std::int64_t> padding{3, 0, 6};
+  const models::DecoderContext context = model.context(3, 7, {.left_padding = padding});
+  const at::Tensor& mask = context.chunks.at(0).attention.mask;  // (B,1,T,S)
+  CHECK(mask.sizes() == at::IntArrayRef{3, 1, 7, 7});
+  CHECK(mask.any(-1).all().item<bool>());
+  CHECK_FALSE(mask[0][0][6][2].item<bool>());
+  CHECK(mask[0][0][6][3].item<bool>());
+}
+
 TEST_CASE("a pass that failed halfway is repeated over the same cache") {
   const c10::NoGradGuard no_grad;
   ResidentModel tiny{fixture("llama_gqa")};

@@ -150,6 +150,16 @@ TEST_CASE("b116 a parameter without a gradient keeps its bits, its moments and i
   CHECK(optimizer.moments()[4].step == 2);
 }
 
+TEST_CASE("a step is seen by autograd: a graph over the old values refuses to run backward") {
+  const bool fused = GENERATE(true, false);
+  std::vector<at::Tensor> p{values({5, 3}, 1).set_requires_grad(true)};
+  const at::Tensor loss = p[0].square().sum();
+  p[0].mutable_grad() = values({5, 3}, 2);
+  bs::AdamW optimizer{{.allow_fused = fused}};
+  optimizer.step(p, {.learning_rate = 0.1});
+  CHECK_THROWS(loss.backward());
+}
+
 TEST_CASE("the gradient scale equals gradients scaled beforehand") {
   const bool fused = GENERATE(true, false);
   std::vector<at::Tensor> a{values({5, 3}, 1).set_requires_grad(true)};

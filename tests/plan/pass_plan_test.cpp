@@ -194,6 +194,7 @@ TEST_CASE("farthest next use is optimal against brute force") {
 }
 
 TEST_CASE("too few slots are refused") {
-  CHECK_THROWS_AS(bs::plan_pass(bs::ascending(0, 3), {}, bs::SlotContents(1), {.prefetch_ahead = 1}),
-                  bs::ContractViolation);
+  CHECK_THROWS_AS(
+      bs::plan_pass(bs::ascending(0, 3), {}, bs::SlotContents(1), {.prefetch_ahead = 1}),
+      bs::ContractViolation);
 }

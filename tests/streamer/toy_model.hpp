@@ -108,13 +108,14 @@ class ToyModel {
     return blocks;
   }
   /// An adapter whose B is not zero, so that every gradient is.
-  [[nodiscard]] bs::LoraAdapter adapter(double top_fraction = 1, double dropout = 0) const {
+  [[nodiscard]] bs::LoraAdapter adapter(double top_fraction = 1, double dropout = 0,
+                                        at::Device device = at::kCPU) const {
     bs::LoraOptions options;
     options.rank = 3;
     options.alpha = 6;
     options.dropout = dropout;
     options.top_fraction = top_fraction;
-    auto adapter = bs::make_lora_adapter(lora_blocks(), options, at::kCPU);
+    auto adapter = bs::make_lora_adapter(lora_blocks(), options, device);
     auto generator = at::detail::createCPUGenerator(9);
     for (const auto& module : adapter.modules()) {
       const c10::NoGradGuard no_grad;

@@ -44,6 +44,11 @@ TEST_CASE("white space does not include the Mongolian vowel separator") {
                                                    "c"});
 }
 
+TEST_CASE("word characters are the alphabetic ones and some more") {
+  CHECK(matches(R"(\w+)", "a_〇²ⓐ\u0301٣ ①©") == Found{"a_〇²ⓐ\u0301٣"});
+  CHECK(matches(R"(\W+)", "a_〇²ⓐ ①©b") == Found{" ①©"});
+}
+
 TEST_CASE("an empty match behind a match is passed over") {
   CHECK(matches(R"(\d*)", "12é3") == Found{"12", "3"});
   CHECK(matches(R"(\d*)", "é12éa") == Found{"", "12", "", ""});

@@ -11,25 +11,23 @@
 namespace block_streamer::inline v1 {
 
 /// @brief LibTorch's current stream of the backend's device, asked anew for every pass: callers may
-/// change it in between.
-template <>
-class StreamBridge<CudaBackend> {
+/// change it in between. For CudaBackend and for decorators of it.
+template <borrowed_stream_backend Backend>
+class StreamBridge<Backend> {
  public:
   static constexpr bool computes_on_host = false;
-  explicit StreamBridge(CudaBackend& backend) : backend_{backend} {}
-  [[nodiscard]] at::Device device() const {
-    return at::Device{at::kCUDA, static_cast<at::DeviceIndex>(backend_.device())};
-  }
-  [[nodiscard]] CudaBackend::Stream& current() {
-    const auto native =
-        c10::cuda::getCurrentCUDAStream(static_cast<at::DeviceIndex>(backend_.device()));
+  explicit StreamBridge(Backend& backend) : backend_{backend}, device_{backend.name()} {}
+  [[nodiscard]] at::Device device() const { return device_; }
+  [[nodiscard]] typename Backend::Stream& current() {
+    const auto native = c10::cuda::getCurrentCUDAStream(device_.index());
     stream_.emplace(backend_.borrow_stream(native.stream()));
     return *stream_;
   }
 
  private:
-  CudaBackend backend_;
-  std::optional<CudaBackend::Stream> stream_;
+  Backend backend_;
+  at::Device device_;
+  std::optional<typename Backend::Stream> stream_;
 };
 
 }  // namespace block_streamer::inline v1

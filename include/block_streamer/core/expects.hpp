@@ -21,8 +21,7 @@ struct CallSite {
 /// @brief Checks a precondition at a public entry point; always on.
 /// @throws ContractViolation naming `text` and the place of the call if `condition` is false.
 /// **Cost.** One branch; the text is built only on failure.
-inline void expects(bool condition, std::string_view text,
-                    CallSite where = CallSite::current()) {
+inline void expects(bool condition, std::string_view text, CallSite where = CallSite::current()) {
   if (condition) return;
   throw ContractViolation{std::string{text} + " [" + where.function + "]"};
 }

@@ -43,9 +43,9 @@ enum class FinishReason : std::uint8_t {
 
 struct GenerationOptions {
   std::uint64_t max_new_tokens = 256;  ///< at least 1
-  SamplingOptions sampling;
-  std::vector<std::int32_t> eos_ids;    ///< any of them ends a row and is not part of its text
-  std::vector<std::string> stop_texts;  ///< not part of the text either
+  SamplingOptions sampling{};
+  std::vector<std::int32_t> eos_ids{};    ///< any of them ends a row and is not part of its text
+  std::vector<std::string> stop_texts{};  ///< not part of the text either
   /// Tokens of all rows together that a block computes at once while the prompts are read: bounds
   /// the memory of long prompts, costs no further fetch.
   std::int64_t chunk_tokens = 512;

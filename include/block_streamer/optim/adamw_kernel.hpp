@@ -66,6 +66,11 @@ inline void fused_adamw(const std::vector<AdamWItem>& items, const AdamWOptions&
     steps.push_back(step);
   }
   if (scale != 1) at::_foreach_mul_(gradients, scale);
+  // The fused kernel writes without saying so; versions are how autograd, and whoever keeps copies
+  // of trainable masters, notice.
+  for (const at::Tensor& parameter : parameters) {
+    if (!parameter.is_inference()) parameter.unsafeGetTensorImpl()->bump_version();
+  }
   at::_fused_adamw_(parameters, gradients, exp_avgs, exp_avg_sqs, {}, steps, learning_rate,
                     options.beta1, options.beta2, options.weight_decay, options.epsilon, false,
                     false);

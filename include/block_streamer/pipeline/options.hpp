@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/core/dtype.hpp>
 #include <block_streamer/core/expects.hpp>
 #include <block_streamer/trace/residency_observer.hpp>
 #include <block_streamer/trace/trace_sink.hpp>
@@ -18,7 +19,7 @@ struct PipelineOptions {
   /// Device memory for blocks that stay between visits, on top of the prefetch_ahead + 1 slots.
   std::uint64_t device_budget = 0;
   /// Largest slot allowed; a block that needs more is refused before anything is allocated.
-  std::optional<std::uint64_t> slot_byte_budget;
+  std::optional<std::uint64_t> slot_byte_budget{};
   /// Size of one read.
   std::uint64_t chunk_byte_count = std::uint64_t{4} << 20;
   /// Page-locked memory between storage and device. Unused where tiers are read in place or are in
@@ -28,11 +29,14 @@ struct PipelineOptions {
   std::uint32_t reads_in_flight = 8;
   /// Fetch the first blocks of the expected next pass before this one ends.
   bool prefetch_next_pass = true;
+  /// What floating weights are computed in; nullopt: as stored. Read by Streamer, which then
+  /// converts at every visit.
+  std::optional<DType> dtype{};
   /// The visitor's own thread computes on the slots, so a visit waits on the host until its bytes
   /// are there (host backends).
   bool computes_on_host = false;
-  TraceSinkRef trace;
-  ResidencyObserverRef observer;
+  TraceSinkRef trace{};
+  ResidencyObserverRef observer{};
 };
 
 /// @throws ContractViolation naming the option that is out of range.

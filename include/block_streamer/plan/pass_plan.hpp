@@ -36,7 +36,7 @@ struct PassPlan {
   std::vector<PlannedVisit> visits;
   std::vector<PlannedFetch> fetches;
   std::uint32_t next_pass_fetches = 0;  ///< how many of the fetches serve the hinted next pass
-  SlotContents residency;                  ///< of every slot, once all fetches have arrived
+  SlotContents residency;               ///< of every slot, once all fetches have arrived
 };
 
 struct PlanOptions {

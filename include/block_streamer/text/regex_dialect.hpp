@@ -45,7 +45,11 @@ class RegexTranslator {
   static constexpr std::string_view spaces =
       "\\t-\\r\\x20\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}"
       "\\x{205F}\\x{3000}";
-  static constexpr std::string_view word = "\\p{L}\\p{M}\\p{Nd}\\p{Pc}";
+  /// Oniguruma's \w: alphabetic, marks, decimal digits, connectors, and Latin-1's raised digits and
+  /// fractions.
+  static constexpr std::string_view word =
+      "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\xB2\\xB3\\xB9\\xBC-\\xBE\\x{24B6}-\\x{24E9}"
+      "\\x{1F130}-\\x{1F149}\\x{1F150}-\\x{1F169}\\x{1F170}-\\x{1F189}";
 
   [[noreturn]] void refuse(const std::string& what) const {
     throw UnsupportedError{where_ + ": the pattern uses " + what + " (at character byte " +

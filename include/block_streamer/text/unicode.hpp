@@ -57,8 +57,22 @@ namespace block_streamer::inline v1 {
 
 namespace detail {
 
-/// Canonical decomposition of valid UTF-8, marks in canonical order. Each run of marks is sorted at
-/// once: utf8proc's own exchange sort takes quadratic time on a long run.
+/// Puts every run of marks into canonical order. utf8proc's own exchange sort takes quadratic time
+/// on a long run.
+inline void sort_marks(std::vector<utf8proc_int32_t>& points) {
+  const auto order = [](utf8proc_int32_t p) { return utf8proc_get_property(p)->combining_class; };
+  for (auto run = points.begin(); run != points.end();) {
+    if (order(*run) == 0) {
+      ++run;
+      continue;
+    }
+    const auto end = std::find_if(run, points.end(), [&](auto p) { return order(p) == 0; });
+    std::stable_sort(run, end, [&](auto a, auto b) { return order(a) < order(b); });
+    run = end;
+  }
+}
+
+/// Canonical decomposition of valid UTF-8, marks in canonical order.
 inline std::vector<utf8proc_int32_t> decompose_canonically(std::string_view text) {
   std::vector<utf8proc_int32_t> points;
   points.reserve(text.size());
@@ -75,16 +89,7 @@ inline std::vector<utf8proc_int32_t> decompose_canonically(std::string_view text
       points.push_back(point);
     }
   }
-  const auto order = [](utf8proc_int32_t p) { return utf8proc_get_property(p)->combining_class; };
-  for (auto run = points.begin(); run != points.end();) {
-    if (order(*run) == 0) {
-      ++run;
-      continue;
-    }
-    const auto end = std::find_if(run, points.end(), [&](auto p) { return order(p) == 0; });
-    std::stable_sort(run, end, [&](auto a, auto b) { return order(a) < order(b); });
-    run = end;
-  }
+  sort_marks(points);
   return points;
 }
 

@@ -57,7 +57,7 @@ class FaultScript {
   /// @brief These reads are reported in this order and one after another, whenever they finish.
   /// @pre none of them was started, none is in another order.
   void report_in_order(std::vector<Number> order) {
-    locked([&] { orders_.push_back({std::move(order), {}, 0, false}); });
+    locked([&] { orders_.push_back({std::move(order), {}, 0}); });
   }
 
   /// @brief Lets read `n` go, or pass freely if it comes later; orders still hold.
@@ -109,7 +109,6 @@ class FaultScript {
     std::vector<Number> numbers;
     std::map<Number, IoCompletion> arrived;
     std::size_t next;
-    bool reporting;
   };
 
   template <class Change>
@@ -164,21 +163,19 @@ class FaultScript {
     order->arrived.emplace(n, std::move(report));
     report_arrived(static_cast<std::size_t>(order - orders_.begin()), lock);
   }
-  /// One thread reports at a time, so that nobody sees two reads in the wrong order.
+  /// `next` moves on only after its report has returned, so no thread overtakes another.
   void report_arrived(std::size_t index, std::unique_lock<std::mutex>& lock) {
-    while (index < orders_.size() && !orders_[index].reporting) {
+    while (index < orders_.size()) {
       Order& order = orders_[index];
       if (order.next == order.numbers.size()) return;
       const auto found = order.arrived.find(order.numbers[order.next]);
       if (found == order.arrived.end()) return;
       IoCompletion report = std::move(found->second);
       order.arrived.erase(found);
-      order.reporting = true;
       lock.unlock();
       report({}, 0);
       lock.lock();
       if (index >= orders_.size()) return;  // released meanwhile
-      orders_[index].reporting = false;
       ++orders_[index].next;
     }
   }
