@@ -86,8 +86,12 @@ class FetchMachine {
       queue_.push({f.part, f.slot, f.after_visits, epoch_, &reads_of(f.part)});
     }
   }
+  /// @brief True once the next visit's part is in its slot to stay. The slot may hold the same part
+  /// from before, about to be replaced by a fetch that an earlier pass left behind: that is not it.
+  /// **Cost.** linear in the fetches not begun.
   [[nodiscard]] bool usable(const PlannedVisit& visit) const noexcept {
-    return slots.holds(visit.slot, visit.part);
+    return slots.holds(visit.slot, visit.part) &&
+           queue_.none_left([&](const Fetch& f) { return f.slot == visit.slot && open(f); });
   }
   void lease(const PlannedVisit& visit) {
     slots.move(visit.slot, Residency::leased, epoch_);

@@ -61,6 +61,13 @@ class FetchQueue {
         std::remove_if(from, fetches_.end(), [&](const Fetch& f) { return !f.begun && doomed(f); }),
         fetches_.end());
   }
+  /// @brief True if no fetch that has not begun satisfies `condition`.
+  template <class Condition>
+  [[nodiscard]] bool none_left(Condition&& condition) const {
+    const auto from = fetches_.begin() + static_cast<std::ptrdiff_t>(cursor_);
+    return std::none_of(from, fetches_.end(),
+                        [&](const Fetch& f) { return !f.begun && !f.dead && condition(f); });
+  }
   /// @brief Forgets everything. @pre nothing is in flight.
   void clear() noexcept {
     base_ += fetches_.size();
