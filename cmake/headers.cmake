@@ -154,6 +154,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   layers/rotary.hpp
   layers/swiglu.hpp
   lora/lora_adapter.hpp
+  lora/lora_node.hpp
   lora/lora_projection.hpp
   lora/options.hpp
   lora/peft_files.hpp

@@ -21,6 +21,9 @@ struct CommonOptions {
   std::filesystem::path stats;  ///< empty: none
 };
 
+/// @brief For check(): digits alone. A minus sign would wrap around.
+[[nodiscard]] std::string check_whole_number(const std::string& text);
+
 void add_model_option(CLI::App& app, std::filesystem::path& model);
 void add_common_options(CLI::App& app, CommonOptions& options);
 

@@ -70,6 +70,7 @@ void add_training_options(CLI::App& app, FinetuneOptions& options) {
       ->group(group)
       ->capture_default_str();
   app.add_option("--seed", options.seed, "of the adapter's start, the order of rows and dropout")
+      ->check(check_whole_number)
       ->group(group)
       ->capture_default_str();
 }

@@ -204,10 +204,12 @@ void add_sampling_options(CLI::App& app, bs::GenerationOptions& options) {
       ->group(group)
       ->capture_default_str();
   app.add_option("--top-k", options.sampling.top_k, "only so many likeliest; 0: all")
+      ->check(check_whole_number)
       ->type_name("K")
       ->group(group)
       ->capture_default_str();
   app.add_option("--seed", options.sampling.seed, "the same seed draws the same text")
+      ->check(check_whole_number)
       ->type_name("S")
       ->group(group)
       ->capture_default_str();

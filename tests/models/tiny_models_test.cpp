@@ -226,7 +226,7 @@ class Counting final : public bs::ProjectionAdapter {
  public:
   explicit Counting(int& uses) : uses_{uses} {}
   [[nodiscard]] at::Tensor add(const at::Tensor& input, at::Tensor output, bool) const override {
-    CHECK(input.dim() == 3);
+    CHECK(input.dim() == 2);
     ++uses_;
     return output;
   }

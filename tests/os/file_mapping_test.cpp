@@ -131,15 +131,17 @@ TEST_CASE("dropped pages read the same again, and neighbours on shared pages sta
   mapping.will_need({10, 4096});
   REQUIRE_FALSE(mapping.copy_out(0, writable(out)));
   const auto resident = [&](std::size_t page) {
-    // A page that this process has mapped: mincore tells of the page cache, pagemap of us.
-    std::ifstream map{"/proc/self/pagemap", std::ios::binary};
+    // Whether this process has the page mapped; mincore would tell of the page cache.
+    const int map = ::open("/proc/self/pagemap", O_RDONLY);
     const auto at = reinterpret_cast<std::uintptr_t>(mapping.bytes().data()) / 4096 + page;
-    map.seekg(static_cast<std::streamoff>(at * 8));
     std::uint64_t entry = 0;
-    map.read(reinterpret_cast<char*>(&entry), 8);
+    const bool read = ::pread(map, &entry, 8, static_cast<off_t>(at * 8)) == 8;
+    ::close(map);
+    if (!read) return false;
     return (entry >> 63) != 0;
   };
   const bool known = resident(0);
+  if (!known) WARN("skipped: this system does not tell which pages are mapped");
   mapping.drop_pages({100, 3 * 4096});
   if (known) {
     CHECK(resident(0));

@@ -42,7 +42,7 @@ struct FileRange {
     if (!extents.empty() && extents.back().file == file &&
         extents.back().file_offset + extents.back().byte_count >= begin) {
       Extent& last = extents.back();
-      last.byte_count = std::max(last.byte_count, end - last.file_offset);
+      last.byte_count = end - last.file_offset;  // sorted ranges end in order
     } else {
       const std::uint64_t image_offset =
           extents.empty() ? 0 : extents.back().image_offset + extents.back().byte_count;

@@ -70,26 +70,28 @@ struct AttentionTokens {
 }
 
 namespace detail {
-/// (B,T,N·D) → (B,N,T,D), normed over D where the model has such norms.
-[[nodiscard]] inline at::Tensor split_heads(const at::Tensor& x, std::int64_t heads,
-                                            const AttentionShape& shape, const Weights& weights,
+/// (B·T,N·D) → (B,N,T,D), normed over D where the model has such norms.
+[[nodiscard]] inline at::Tensor split_heads(const at::Tensor& x, std::int64_t batch,
+                                            std::int64_t heads, const AttentionShape& shape,
+                                            const Weights& weights,
                                             std::optional<std::size_t> norm) {
-  at::Tensor split = x.view({x.size(0), x.size(1), heads, shape.head_dim});  // (B,T,N,D)
+  at::Tensor split = x.view({batch, -1, heads, shape.head_dim});  // (B,T,N,D)
   if (norm) split = rms_norm(split, weights[*norm], shape.norm_epsilon);
   return split.transpose(1, 2);
 }
 }  // namespace detail
 
 /// @brief Self-attention: project, norm the heads where the model does, rotate, append to the
-/// cache, attend, project back. x: (B,T,C); result alike.
+/// cache, attend, project back. x: (B·T,C), rows of the batch one after another; result alike:
+/// linear maps on rows are one operation each.
 /// @param cache  null: the tokens see only each other, `tokens.past` is 0.
 [[nodiscard]] inline at::Tensor self_attention(const Weights& weights,
                                                const AttentionWeights& which,
                                                const AttentionShape& shape, const at::Tensor& x,
-                                               const AttentionTokens& tokens, KvCache* cache,
-                                               std::size_t layer) {
+                                               std::int64_t batch, const AttentionTokens& tokens,
+                                               KvCache* cache, std::size_t layer) {
   const auto heads_of = [&](const Linear& linear, std::int64_t heads, auto norm) {
-    return detail::split_heads(apply(weights, linear, x), heads, shape, weights, norm);
+    return detail::split_heads(apply(weights, linear, x), batch, heads, shape, weights, norm);
   };
   at::Tensor q = heads_of(which.query, shape.heads, which.query_norm);  // (B,Nq,T,D)
   at::Tensor k = heads_of(which.key, shape.kv_heads, which.key_norm);   // (B,Nk,T,D)
@@ -103,7 +105,7 @@ namespace detail {
   }
   const at::Tensor attended = attend(q, k, v, tokens);  // (B,Nq,T,D)
   return apply(weights, which.output,
-               attended.transpose(1, 2).reshape({x.size(0), x.size(1), -1}));  // (B,T,C)
+               attended.transpose(1, 2).reshape({x.size(0), -1}));  // (B·T,C)
 }
 
 }  // namespace block_streamer::inline v1

@@ -8,6 +8,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/pow.h>
+#include <ATen/ops/roll.h>
 #include <ATen/ops/where.h>
 
 #include <cstdint>
@@ -55,7 +56,8 @@ struct Llama3Scaling {
 /// cos and sin of the angles of some tokens, ready to multiply heads: (B or 1, 1, T, R).
 struct RotaryTable {
   at::Tensor cos;
-  at::Tensor sin;
+  at::Tensor
+      sin;  ///< the first half negated: what the channels of the other half are multiplied by
 };
 
 /// @brief The table for tokens at `positions`; angles, cos and sin in float32, then rounded to the
@@ -65,16 +67,14 @@ struct RotaryTable {
                                               const at::Tensor& frequencies, at::ScalarType dtype) {
   const at::Tensor half = positions.to(at::kFloat).unsqueeze(-1) * frequencies;  // (B,T,R/2)
   const at::Tensor angles = at::cat({half, half}, -1).unsqueeze(1);              // (B,1,T,R)
-  return {angles.cos().to(dtype), angles.sin().to(dtype)};
+  const at::Tensor sin = half.sin().unsqueeze(1);                                // (B,1,T,R/2)
+  return {angles.cos().to(dtype), at::cat({sin.neg(), sin}, -1).to(dtype)};
 }
 
 /// @brief Turns channel pairs (i, i + R/2) of every head: the half-split layout of Llama's and
 /// Qwen's checkpoints. The arithmetic is in x's type. x: (B,H,T,R); result alike.
 [[nodiscard]] inline at::Tensor rotate_half_split(const at::Tensor& x, const RotaryTable& table) {
-  const std::int64_t half = x.size(-1) / 2;
-  const at::Tensor turned =
-      at::cat({x.narrow(-1, half, half).neg(), x.narrow(-1, 0, half)}, -1);  // (B,H,T,R)
-  return x * table.cos + turned * table.sin;
+  return x * table.cos + at::roll(x, x.size(-1) / 2, -1) * table.sin;
 }
 
 }  // namespace block_streamer::inline v1

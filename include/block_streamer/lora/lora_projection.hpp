@@ -4,10 +4,13 @@
 #include <block_streamer/block/weights.hpp>
 #include <block_streamer/core/expects.hpp>
 
+#include <block_streamer/lora/lora_node.hpp>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/linear.h>
 
+#include <cmath>
 #include <utility>
 
 namespace block_streamer::inline v1 {
@@ -26,6 +29,8 @@ class LoraProjection final : public ProjectionAdapter {
   /// @param dropout  probability in [0, 1).
   LoraProjection(at::Tensor a, at::Tensor b, double scale, double dropout)
       : a_{std::move(a)}, b_{std::move(b)}, scale_{scale}, dropout_{dropout} {
+    int exponent = 0;
+    exact_scale_ = std::frexp(std::abs(scale), &exponent) == 0.5;
     expects(a_.dim() == 2 && b_.dim() == 2 && a_.size(0) == b_.size(1),
             "LoRA factors are A: (rank, in) and B: (out, rank)");
     expects(a_.scalar_type() == b_.scalar_type(), "LoRA factors have one dtype");
@@ -34,13 +39,11 @@ class LoraProjection final : public ProjectionAdapter {
 
   [[nodiscard]] at::Tensor add(const at::Tensor& input, at::Tensor output,
                                bool training) const override {
-    at::Tensor x = input.to(a_.scalar_type());  // (…, in)
-    if (training && dropout_ > 0) x = at::dropout(x, dropout_, true);
-    at::Tensor delta = at::linear(at::linear(x, a_), b_);  // (…, out)
-    // In place: nothing saves delta for backward, and the sum commutes bit for bit.
-    delta.mul_(scale_);
-    if (output.scalar_type() == at::kDouble) return output.add(delta);
-    return delta.add_(output).to(output.scalar_type());
+    if (training && dropout_ > 0) {
+      return detail::add_low_rank(at::dropout(input.to(a_.scalar_type()), dropout_, true), output,
+                                  a_, b_, scale_, exact_scale_);
+    }
+    return detail::add_low_rank(input, output, a_, b_, scale_, exact_scale_);
   }
 
   [[nodiscard]] double scale() const noexcept { return scale_; }
@@ -51,6 +54,7 @@ class LoraProjection final : public ProjectionAdapter {
   at::Tensor b_;
   double scale_;
   double dropout_;
+  bool exact_scale_;  ///< a power of two
 };
 
 }  // namespace block_streamer::inline v1

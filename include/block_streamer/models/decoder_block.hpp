@@ -72,10 +72,14 @@ class DecoderBlock {
  private:
   [[nodiscard]] at::Tensor chunk(const Weights& weights, const at::Tensor& x,
                                  const TokenChunk& tokens, KvCache* cache) const {
+    const at::Tensor rows = x.reshape({-1, x.size(-1)});  // (B·T,C)
     const at::Tensor attended =
-        x + self_attention(weights, attention_, shape_, rms_norm(x, weights[input_norm_], epsilon_),
-                           tokens.attention, cache, layer_);
-    return attended + swiglu(weights, mlp_, rms_norm(attended, weights[mlp_norm_], epsilon_));
+        rows + self_attention(weights, attention_, shape_,
+                              rms_norm(rows, weights[input_norm_], epsilon_), x.size(0),
+                              tokens.attention, cache, layer_);
+    const at::Tensor output =
+        attended + swiglu(weights, mlp_, rms_norm(attended, weights[mlp_norm_], epsilon_));
+    return output.view(x.sizes());
   }
 
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const {
