@@ -14,7 +14,7 @@ namespace {
 class CpuSide {
  public:
   using Backend = bs::HostBackend;
-  static constexpr bool counts_memory = false;
+  static constexpr bool is_device = false;
   [[nodiscard]] Backend backend() const { return Backend{bs::HostMode::detached}; }
   [[nodiscard]] at::Device device() const { return at::Device{at::kCPU}; }
   void synchronize() {}

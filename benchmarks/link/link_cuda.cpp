@@ -17,7 +17,7 @@ namespace {
 class CudaSide {
  public:
   using Backend = bs::CudaBackend;
-  static constexpr bool counts_memory = true;
+  static constexpr bool is_device = true;
 
   CudaSide() {
     (void)at::zeros({1}, at::TensorOptions{}.device(device()));
