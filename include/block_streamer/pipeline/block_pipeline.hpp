@@ -88,7 +88,10 @@ class BlockPipeline {
                                 Stream& compute) {
     expects(!pass_running_,
             "a pass is running: calls must not overlap, nor come from inside a block");
-    failure_.rethrow_if_lost();
+    {
+      Guard guard{mutex_, backend_};
+      failure_.rethrow_if_lost();
+    }
     open();
     if (failed()) recover();
     transfers_->begin_pass(compute, Rules::fork_copies);
