@@ -121,6 +121,7 @@ class BlockPipeline {
     drain();
     Guard guard{mutex_, backend_};
     if (machine_.failed()) machine_.reset_failure();
+    failure_.clear();
     machine_.evict_all();
     transfers_.reset();
   }
