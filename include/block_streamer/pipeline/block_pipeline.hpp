@@ -390,10 +390,12 @@ class BlockPipeline {
     } catch (...) {
       failed_with(std::current_exception());
     }
-    Guard guard{mutex_, backend_};
-    machine_.end_pass();
-    pass_running_ = false;
-    if (!visitor_copies()) schedule();
+    {
+      Guard guard{mutex_, backend_};
+      machine_.end_pass();
+      pass_running_ = false;
+    }
+    progress();  // what stays queued is for the next pass, and drains without the caller
   }
   void touch(std::span<const std::byte> bytes, Access access, Stream& compute) noexcept {
     options_.computes_on_host ? backend_.touch_on_host(bytes, access)
