@@ -376,7 +376,11 @@ class BlockPipeline {
     return bound;
   }
   void end_visit(const PlannedVisit& visit, Stream& compute, bool discarded = false) {
-    transfers_->record_release(compute, visit.slot);
+    try {
+      transfers_->record_release(compute, visit.slot);
+    } catch (...) {  // the next acquire throws it; the visit is over all the same
+      failed_with(std::current_exception());
+    }
     {
       Guard guard{mutex_, backend_};
       machine_.release(visit);
