@@ -250,11 +250,21 @@ class BlockPipeline {
       Guard guard{mutex_, backend_};
       machine_.copied(action.ticket);
     }
-    transfers_->notify_drained(action.ticket, [this, action, begin](std::error_code, std::size_t) {
+    transfers_->notify_drained(action.ticket, [this, action, begin](std::error_code error,
+                                                                    std::size_t) {
+      if (error) copy_failed(action, error);
       trace("copy", Lane::copy_in, action.part, begin,
             action.reads->chunks[action.chunk].image.byte_count);
       deliver(What::drained, action.ticket);
     });
+  }
+  /// The device reported a failure, so nothing that it was to copy is to be trusted.
+  void copy_failed(const FetchAction& action, std::error_code error) noexcept {
+    failed_with(std::make_exception_ptr(DeviceError{
+        backend_.name() + ": copying " + to_string(action.part) + " failed: " + error.message(),
+        error.value()}));
+    Guard guard{mutex_, backend_};
+    slots_suspect_ = true;
   }
   void copy_all(const FetchAction& action) {
     const Nanoseconds begin = trace_time();
@@ -321,6 +331,7 @@ class BlockPipeline {
     wait_quiet();
     Guard guard{mutex_, backend_};
     machine_.reset_failure();
+    if (std::exchange(slots_suspect_, false)) machine_.evict_all();
     failure_.clear();
   }
 
@@ -434,6 +445,7 @@ class BlockPipeline {
   std::vector<Message> inbox_;
   std::vector<Message> taken_;
   bool pump_scheduled_ = false;
+  bool slots_suspect_ = false;  ///< a copy failed on the device after it was issued
   bool pass_running_ = false;
   std::vector<Nanoseconds> read_begin_;  ///< per ticket; written before the read, read after it
 };
