@@ -88,6 +88,8 @@ class BlockPipeline {
                                 Stream& compute) {
     expects(!pass_running_,
             "a pass is running: calls must not overlap, nor come from inside a block");
+    expects_blocks(order);
+    expects_blocks(hint);
     {
       Guard guard{mutex_, backend_};
       failure_.rethrow_if_lost();
@@ -164,6 +166,11 @@ class BlockPipeline {
     std::uint32_t ticket;
   };
 
+  void expects_blocks(std::span<const PartId> parts) const {
+    for (const PartId part : parts)
+      expects(index_of(part.block) < storage_.block_count() && part.part == 0,
+              "a pass visits blocks that are stored");
+  }
   void open() {
     if (!transfers_) transfers_.emplace(backend_, shape_.transfer);
   }
