@@ -78,7 +78,7 @@ TEST_CASE("s4 autocast of the forward is replayed in the recompute") {
     auto table = adapter.table(model.lora_blocks());
     std::vector<at::Tensor> parameters;
     for (auto& b : table.blocks) parameters.insert(parameters.end(), b.parameters.begin(), b.parameters.end());
-    for (auto& p : parameters) p.mutable_grad() = {};
+    for (auto& p : parameters) p.mutable_grad() = at::Tensor{};
     ToyContext context;
     at::Tensor loss;
     std::optional<Host> streamer;
