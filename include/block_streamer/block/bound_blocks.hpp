@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -79,7 +80,8 @@ class BoundBlocks {
   /// @brief The lowest block with a trainable parameter; size() if nothing trains.
   [[nodiscard]] std::size_t lowest_trainable() const noexcept {
     std::size_t block = 0;
-    while (block < size() && parameters(block).empty()) ++block;
+    const auto trains = [](const at::Tensor& parameter) { return parameter.requires_grad(); };
+    while (block < size() && std::ranges::none_of(parameters(block), trains)) ++block;
     return block;
   }
 

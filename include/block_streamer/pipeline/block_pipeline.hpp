@@ -88,7 +88,12 @@ class BlockPipeline {
                                 Stream& compute) {
     expects(!pass_running_,
             "a pass is running: calls must not overlap, nor come from inside a block");
-    failure_.rethrow_if_lost();
+    expects_blocks(order);
+    expects_blocks(hint);
+    {
+      Guard guard{mutex_, backend_};
+      failure_.rethrow_if_lost();
+    }
     open();
     if (failed()) recover();
     transfers_->begin_pass(compute, Rules::fork_copies);
@@ -118,6 +123,7 @@ class BlockPipeline {
     drain();
     Guard guard{mutex_, backend_};
     if (machine_.failed()) machine_.reset_failure();
+    failure_.clear();
     machine_.evict_all();
     transfers_.reset();
   }
@@ -160,6 +166,11 @@ class BlockPipeline {
     std::uint32_t ticket;
   };
 
+  void expects_blocks(std::span<const PartId> parts) const {
+    for (const PartId part : parts)
+      expects(index_of(part.block) < storage_.block_count() && part.part == 0,
+              "a pass visits blocks that are stored");
+  }
   void open() {
     if (!transfers_) transfers_.emplace(backend_, shape_.transfer);
   }
@@ -246,11 +257,21 @@ class BlockPipeline {
       Guard guard{mutex_, backend_};
       machine_.copied(action.ticket);
     }
-    transfers_->notify_drained(action.ticket, [this, action, begin](std::error_code, std::size_t) {
+    transfers_->notify_drained(action.ticket, [this, action, begin](std::error_code error,
+                                                                    std::size_t) {
+      if (error) copy_failed(action, error);
       trace("copy", Lane::copy_in, action.part, begin,
             action.reads->chunks[action.chunk].image.byte_count);
       deliver(What::drained, action.ticket);
     });
+  }
+  /// The device reported a failure, so nothing that it was to copy is to be trusted.
+  void copy_failed(const FetchAction& action, std::error_code error) noexcept {
+    failed_with(std::make_exception_ptr(DeviceError{
+        backend_.name() + ": copying " + to_string(action.part) + " failed: " + error.message(),
+        error.value()}));
+    Guard guard{mutex_, backend_};
+    slots_suspect_ = true;
   }
   void copy_all(const FetchAction& action) {
     const Nanoseconds begin = trace_time();
@@ -317,6 +338,7 @@ class BlockPipeline {
     wait_quiet();
     Guard guard{mutex_, backend_};
     machine_.reset_failure();
+    if (std::exchange(slots_suspect_, false)) machine_.evict_all();
     failure_.clear();
   }
 
@@ -372,7 +394,11 @@ class BlockPipeline {
     return bound;
   }
   void end_visit(const PlannedVisit& visit, Stream& compute, bool discarded = false) {
-    transfers_->record_release(compute, visit.slot);
+    try {
+      transfers_->record_release(compute, visit.slot);
+    } catch (...) {  // the next acquire throws it; the visit is over all the same
+      failed_with(std::current_exception());
+    }
     {
       Guard guard{mutex_, backend_};
       machine_.release(visit);
@@ -386,10 +412,12 @@ class BlockPipeline {
     } catch (...) {
       failed_with(std::current_exception());
     }
-    Guard guard{mutex_, backend_};
-    machine_.end_pass();
-    pass_running_ = false;
-    if (!visitor_copies()) schedule();
+    {
+      Guard guard{mutex_, backend_};
+      machine_.end_pass();
+      pass_running_ = false;
+    }
+    progress();  // what stays queued is for the next pass, and drains without the caller
   }
   void touch(std::span<const std::byte> bytes, Access access, Stream& compute) noexcept {
     options_.computes_on_host ? backend_.touch_on_host(bytes, access)
@@ -424,6 +452,7 @@ class BlockPipeline {
   std::vector<Message> inbox_;
   std::vector<Message> taken_;
   bool pump_scheduled_ = false;
+  bool slots_suspect_ = false;  ///< a copy failed on the device after it was issued
   bool pass_running_ = false;
   std::vector<Nanoseconds> read_begin_;  ///< per ticket; written before the read, read after it
 };

@@ -45,10 +45,11 @@ class FetchQueue {
   [[nodiscard]] std::uint64_t cursor_id() const noexcept { return base_ + cursor_; }
   void advance() noexcept { ++cursor_; }
 
-  /// @brief Drops completed fetches from the front. @pre nothing in flight belongs to them.
+  /// @brief Drops completed fetches from the front. Dead ones stay until clear(): reads in flight
+  /// may still belong to them.
   void trim() {
     std::size_t done = 0;
-    while (done < cursor_ && (fetches_[done].complete() || fetches_[done].dead)) ++done;
+    while (done < cursor_ && fetches_[done].complete()) ++done;
     fetches_.erase(fetches_.begin(), fetches_.begin() + static_cast<std::ptrdiff_t>(done));
     base_ += done;
     cursor_ -= done;

@@ -65,13 +65,15 @@ class Transfers {
   /// @brief The pass may use what earlier passes computed with, and nothing is overwritten before
   /// they did.
   void begin_pass(Stream& compute, bool fork_copies) {
-    if (passes_ > 0) backend_.wait(compute, pass_end_);  // the caller may have changed streams
-    ++passes_;
+    if (pass_ended_) backend_.wait(compute, pass_end_);  // the caller may have changed streams
     if (!fork_copies) return;
     backend_.record(fork_, compute);
     backend_.wait(copy_, fork_);
   }
-  void end_pass(Stream& compute) { backend_.record(pass_end_, compute); }
+  void end_pass(Stream& compute) {
+    backend_.record(pass_end_, compute);
+    pass_ended_ = true;
+  }
 
   void wait_ready(Stream& compute, std::uint32_t slot) { backend_.wait(compute, ready_[slot]); }
   void synchronize_ready(std::uint32_t slot) { backend_.synchronize(ready_[slot]); }
@@ -104,7 +106,7 @@ class Transfers {
     Event event = backend_.make_event();
     backend_.record(event, copy_);
     backend_.synchronize(event);
-    if (passes_ > 0) backend_.synchronize(pass_end_);
+    if (pass_ended_) backend_.synchronize(pass_end_);
   }
 
  private:
@@ -127,7 +129,7 @@ class Transfers {
   std::vector<Event> ready_;     ///< per slot: its bytes are there
   std::vector<Event> released_;  ///< per slot: its latest visit is over
   std::vector<Event> drained_;   ///< per staging chunk: it may be refilled
-  std::uint64_t passes_ = 0;
+  bool pass_ended_ = false;  ///< pass_end_ was recorded
 };
 
 }  // namespace block_streamer::inline v1

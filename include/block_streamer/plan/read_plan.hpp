@@ -90,7 +90,9 @@ inline std::vector<ByteRange> covering_ranges(const BlockImage& image,
 [[nodiscard]] inline ReadPlan plan_staged_reads(const BlockImage& image, std::uint32_t part,
                                                 std::uint64_t chunk_byte_count) {
   expects(chunk_byte_count > 0, "a chunk has at least one byte");
-  const std::uint64_t step = round_up(chunk_byte_count, image.read_granularity);
+  const std::uint64_t step =
+      round_up(std::min(chunk_byte_count, std::max<std::uint64_t>(image.byte_count, 1)),
+               image.read_granularity);
   const auto segments = detail::segments_of(image, part);
   ReadPlan plan;
   for (const ByteRange range : detail::covering_ranges(image, segments, step)) {
@@ -108,6 +110,7 @@ inline std::vector<ByteRange> covering_ranges(const BlockImage& image,
                                                 std::uint64_t chunk_byte_count) {
   expects(chunk_byte_count > 0, "a chunk has at least one byte");
   expects(image.read_granularity == 1, "only an image readable at any alignment is read in place");
+  chunk_byte_count = std::min(chunk_byte_count, std::max<std::uint64_t>(image.byte_count, 1));
   ReadPlan plan;
   for (const Segment& segment : detail::segments_of(image, part)) {
     const std::uint64_t end = segment.image_offset + segment.byte_count;

@@ -42,10 +42,16 @@ std::vector<at::Tensor> pull_back(const RunBlock& run_block, const SavedVisit& v
   std::vector<at::Tensor> wanted;
   if (input_needed) wanted.push_back(input);
   wanted.insert(wanted.end(), parameters.begin(), parameters.end());
-  std::vector<at::Tensor> gradients(wanted.size());
-  if (output.requires_grad()) {
-    gradients = torch::autograd::grad({output}, wanted, {gradient}, /*retain_graph=*/false,
-                                      /*create_graph=*/false, /*allow_unused=*/true);
+  std::vector<at::Tensor> gradients(wanted.size()), sources;
+  for (const at::Tensor& one : wanted) {
+    if (one.requires_grad()) sources.push_back(one);  // a parameter may be frozen by its owner
+  }
+  if (output.requires_grad() && !sources.empty()) {
+    auto found = torch::autograd::grad({output}, sources, {gradient}, /*retain_graph=*/false,
+                                       /*create_graph=*/false, /*allow_unused=*/true);
+    for (std::size_t i = 0, next = 0; i < wanted.size(); ++i) {
+      if (wanted[i].requires_grad()) gradients[i] = std::move(found[next++]);
+    }
   }
   if (!input_needed) gradients.insert(gradients.begin(), at::Tensor{});
   return gradients;

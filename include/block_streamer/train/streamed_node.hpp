@@ -108,7 +108,8 @@ template <class Run>
 /// a fresh tensor.
 [[nodiscard]] inline at::Tensor with_history(at::Tensor output, const at::Tensor& input,
                                              const std::shared_ptr<torch::autograd::Node>& node) {
-  if (output.unsafeGetTensorImpl() == input.unsafeGetTensorImpl() || output.requires_grad())
+  if (output.unsafeGetTensorImpl() == input.unsafeGetTensorImpl() || output.requires_grad() ||
+      output.is_view())
     output = output.detach();
   torch::autograd::set_history(output, node);
   return output;

@@ -108,6 +108,7 @@ class StreamedRun {
   /// afterwards.
   void change_dtype(std::optional<DType> dtype) {
     const Walk walk{*this};
+    expects(!dtype || is_computable(*dtype), "a streamer computes in F16, BF16, F32 or F64");
     pipeline_->close();
     AnyStorage storage = pipeline_->take_storage();
     pipeline_.reset();
