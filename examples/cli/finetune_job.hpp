@@ -14,6 +14,7 @@
 #include <block_streamer/text/text_dataset.hpp>
 
 #include <ATen/Context.h>
+#include <ATen/ops/isfinite.h>
 
 #include <algorithm>
 #include <chrono>
@@ -51,6 +52,7 @@ class FinetuneRun {
       say("no step was finished: nothing is saved");
       return report_;
     }
+    expect_finite();
     block_streamer::save_adapter(job_.options.output, *loaded_.adapter(),
                                  loaded_.model().checkpoint().folder().string());
     say("adapter saved in " + job_.options.output.string() +
@@ -95,6 +97,15 @@ class FinetuneRun {
     const auto evaluation = evaluate_with_progress(loaded_, data, "held-out row");
     say("held-out loss " + when + ": " + readable_number(evaluation.mean_loss, 4) +
         " nats per token over " + std::to_string(evaluation.scored) + " tokens");
+  }
+
+  /// A last step may have spoilt the adapter without a loss that shows it.
+  void expect_finite() const {
+    for (const auto& [name, tensor] : loaded_.adapter()->named_parameters()) {
+      if (at::isfinite(tensor).all().template item<bool>()) continue;
+      throw block_streamer::Error{"after step " + std::to_string(report_.steps) + " " + name +
+                                  " is not finite: nothing is saved; try a lower --lr"};
+    }
   }
 
   void train() {

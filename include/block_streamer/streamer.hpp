@@ -65,7 +65,7 @@ class Streamer {
                                         Observer&& observer) {
     run_->check_input(input);
     const typename Run::Walk walk{*run_};
-    return forward_pass(*run_, input, context, nullptr, observer);
+    return forward_pass(*run_, input, context, nullptr, /*training=*/false, observer);
   }
 
   Streamer& train(bool training = true) noexcept {
@@ -90,6 +90,7 @@ class Streamer {
 
   /// @brief Computes in `dtype` from now on; stored bytes are converted at each visit where they
   /// differ.
+  /// Statistics and history begin anew.
   Streamer& to(DType dtype) {
     run_->change_dtype(dtype);
     return *this;

@@ -202,11 +202,13 @@ class BlockPipeline {
       pump_scheduled_ = action.has_value();
       return action;
     } catch (...) {  // an impossible move: a broken rule is reported, not obeyed
-      failed_with(std::current_exception());
+      Guard guard{mutex_, backend_};
+      failure_.set(std::current_exception());
+      machine_.fail();
+      pump_scheduled_ = false;
+      if (!inbox_.empty()) schedule();
+      return std::nullopt;
     }
-    Guard guard{mutex_, backend_};
-    pump_scheduled_ = false;
-    return std::nullopt;
   }
   void perform(const FetchAction& action) noexcept {
     try {
@@ -257,13 +259,13 @@ class BlockPipeline {
       Guard guard{mutex_, backend_};
       machine_.copied(action.ticket);
     }
-    transfers_->notify_drained(action.ticket, [this, action, begin](std::error_code error,
-                                                                    std::size_t) {
-      if (error) copy_failed(action, error);
-      trace("copy", Lane::copy_in, action.part, begin,
-            action.reads->chunks[action.chunk].image.byte_count);
-      deliver(What::drained, action.ticket);
-    });
+    transfers_->notify_drained(action.ticket,
+                               [this, action, begin](std::error_code error, std::size_t) {
+                                 if (error) copy_failed(action, error);
+                                 trace("copy", Lane::copy_in, action.part, begin,
+                                       action.reads->chunks[action.chunk].image.byte_count);
+                                 deliver(What::drained, action.ticket);
+                               });
   }
   /// The device reported a failure, so nothing that it was to copy is to be trusted.
   void copy_failed(const FetchAction& action, std::error_code error) noexcept {

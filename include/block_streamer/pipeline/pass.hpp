@@ -22,8 +22,8 @@ class BlockPipeline<Backend, Loop, Rules>::Lease {
     if (pass_ != nullptr) pass_->release(*this);
   }
 
-  /// @brief The slot's bytes are spoilt: it is emptied at the release, so that nobody finds them
-  /// there again.
+  /// @brief The slot's bytes are spoilt: it is emptied at the release and the pass is over, so that
+  /// nobody finds them there again.
   void discard() noexcept { discarded_ = true; }
   [[nodiscard]] PartId part() const noexcept { return visit_.part; }
   /// @brief What to compute with: the slot, or the bound form where there is a finisher. A device
@@ -83,6 +83,7 @@ class BlockPipeline<Backend, Loop, Rules>::Pass {
 
   void release(const Lease& lease) noexcept {
     leased_ = false;
+    if (lease.discarded_) next_ = visits_.size();  // what it planned with is gone
     if constexpr (!Rules::release_always) {
       if (std::uncaught_exceptions() > 0) return;
     }

@@ -82,13 +82,16 @@ class PipelineShape {
   void plan_blocks(const AnyStorage& storage, const PipelineOptions& options) {
     for (std::size_t b = 0; b < storage.block_count(); ++b) {
       const BlockImage& image = storage.image(block_at(b));
-      Reads reads{mode == FetchMode::staged
-                      ? plan_staged_reads(image, 0, options.chunk_byte_count)
-                      : plan_direct_reads(image, 0,
-                                          mode == FetchMode::in_place
-                                              ? options.chunk_byte_count
-                                              : std::max<std::uint64_t>(image.byte_count, 1)),
-                  image.layout.slot_byte_count[0]};
+      Reads reads{
+          mode == FetchMode::staged
+              ? plan_staged_reads(image, 0,
+                                  std::min(options.chunk_byte_count,
+                                           std::max<std::uint64_t>(options.staging_byte_count, 1)))
+              : plan_direct_reads(image, 0,
+                                  mode == FetchMode::in_place
+                                      ? options.chunk_byte_count
+                                      : std::max<std::uint64_t>(image.byte_count, 1)),
+          image.layout.slot_byte_count[0]};
       if (options.slot_byte_budget && reads.slot_byte_count > *options.slot_byte_budget) {
         throw Error{to_string(PartId{block_at(b)}) + " needs a slot of " +
                     std::to_string(reads.slot_byte_count) + " bytes, the budget is " +
@@ -105,7 +108,8 @@ class PipelineShape {
       for (const Chunk& chunk : reads.chunks) largest = std::max(largest, chunk.image.byte_count);
     }
     if (mode == FetchMode::in_place) {
-      transfer.ticket_count = options.reads_in_flight;
+      transfer.ticket_count =
+          static_cast<std::uint32_t>(std::min<std::uint64_t>(options.reads_in_flight, chunks));
     } else if (mode == FetchMode::addressed) {
       transfer.ticket_count = 1;
     } else {

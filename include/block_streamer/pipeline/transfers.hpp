@@ -129,7 +129,7 @@ class Transfers {
   std::vector<Event> ready_;     ///< per slot: its bytes are there
   std::vector<Event> released_;  ///< per slot: its latest visit is over
   std::vector<Event> drained_;   ///< per staging chunk: it may be refilled
-  bool pass_ended_ = false;  ///< pass_end_ was recorded
+  bool pass_ended_ = false;      ///< pass_end_ was recorded
 };
 
 }  // namespace block_streamer::inline v1

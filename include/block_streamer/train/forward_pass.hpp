@@ -33,7 +33,7 @@ struct NoObserver {
 template <class Run, class Observer = NoObserver>
 [[nodiscard]] typename Run::Hidden forward_pass(Run& run, typename Run::Hidden hidden,
                                                 typename Run::Context& context,
-                                                std::vector<SavedVisit>* saved,
+                                                std::vector<SavedVisit>* saved, bool training,
                                                 Observer&& observer = {}) {
   const c10::NoGradGuard no_grad;
   const std::size_t n = run.blocks().size();
@@ -46,7 +46,7 @@ template <class Run, class Observer = NoObserver>
                const auto version = static_cast<std::uint32_t>(input._version());
                saved->push_back({std::move(input), version, RngState::capture(run.device())});
              }
-             hidden = detached_from(slot, run_block(hidden, context, saved != nullptr));
+             hidden = detached_from(slot, run_block(hidden, context, training));
              observer(block, hidden);
            });
   return hidden;

@@ -3,6 +3,8 @@
 
 #include <block_streamer/train/backward_pass.hpp>
 
+#include <ATen/autocast_mode.h>
+
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
@@ -129,10 +131,15 @@ template <class Run>
   const bool needed =
       c10::GradMode::is_enabled() &&
       (input.requires_grad() || run->blocks().lowest_trainable() < run->blocks().size());
-  if (!needed) return forward_pass(*run, input, context, nullptr);
+  if (needed && training && at::autocast::is_autocast_enabled(run->device().type())) {
+    throw UnsupportedError{
+        "a training forward under autocast is not supported yet: its recompute would not cast "
+        "alike"};
+  }
+  if (!needed) return forward_pass(*run, input, context, nullptr, training);
   auto edges = detail::edges_to(*run, input);
   if (!training) {
-    at::Tensor output = forward_pass(*run, input, context, nullptr);
+    at::Tensor output = forward_pass(*run, input, context, nullptr, /*training=*/false);
     const std::shared_ptr<torch::autograd::Node> node{new EvaluationNode{std::move(edges)},
                                                       torch::autograd::deleteNode};
     return detail::with_history(std::move(output), input, node);
@@ -140,7 +147,7 @@ template <class Run>
   const std::shared_ptr<StreamedNode<Run>> node{
       new StreamedNode<Run>{run, context, std::move(edges)}, torch::autograd::deleteNode};
   node->input_needed = input.requires_grad();
-  at::Tensor output = forward_pass(*run, input, context, &node->saved);
+  at::Tensor output = forward_pass(*run, input, context, &node->saved, /*training=*/true);
   return detail::with_history(std::move(output), input, node);
 }
 
