@@ -57,7 +57,8 @@ struct Tiny {
       const at::Tensor input = at::tensor(wide).unsqueeze(0);  // (1,T)
       auto context = model.context(input);
       const at::Tensor logits = model.logits_last(streamer.forward(model.embed(input), context));
-      ids.push_back(static_cast<std::int32_t>(at::argmax(logits.narrow(1, 0, std::min(named, logits.size(1)))).item<std::int64_t>()));
+      ids.push_back(static_cast<std::int32_t>(
+          at::argmax(logits.narrow(1, 0, std::min(named, logits.size(1)))).item<std::int64_t>()));
     }
     return {ids.begin() + static_cast<std::ptrdiff_t>(prompt), ids.end()};
   }
