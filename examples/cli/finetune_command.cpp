@@ -7,7 +7,9 @@
 
 #include <block_streamer/core/error.hpp>
 
+#include <filesystem>
 #include <memory>
+#include <string>
 #include <system_error>
 
 namespace block_streamer_cli {
@@ -18,20 +20,31 @@ struct Command {
   FinetuneOptions options;
 };
 
-void refuse_full_output(const FinetuneOptions& options) {
+/// Before anything is trained: the folder can be made, and holds nothing that is
+/// not to be replaced.
+void prepare_output(const FinetuneOptions& options) {
+  namespace fs = std::filesystem;
   std::error_code error;
-  if (options.overwrite || !std::filesystem::exists(options.output, error)) return;
-  if (std::filesystem::is_directory(options.output, error) &&
-      std::filesystem::is_empty(options.output, error)) {
-    return;
+  if (fs::exists(options.output, error) && !fs::is_directory(options.output, error)) {
+    throw block_streamer::Error{options.output.string() + " is a file; --output names a folder"};
   }
-  throw block_streamer::Error{options.output.string() +
-                              " is not empty; --overwrite replaces an adapter in it"};
+  if (!options.overwrite && fs::exists(options.output, error) &&
+      !fs::is_empty(options.output, error)) {
+    throw block_streamer::Error{options.output.string() +
+                                " is not empty; --overwrite replaces an adapter in it"};
+  }
+  const bool existed = fs::exists(options.output, error);
+  fs::create_directories(options.output, error);
+  if (error) {
+    throw block_streamer::Error{options.output.string() +
+                                ": no folder can be made there: " + error.message()};
+  }
+  if (!existed) fs::remove(options.output, error);  // made again when there is something to save
 }
 
 int run(const Command& command) {
   const FinetuneOptions& options = command.options;
-  refuse_full_output(options);
+  prepare_output(options);
   require_writable(command.common);
   const ModelText text{command.common.model};
   const std::unique_ptr<ModelRunner> runner = open_runner(command.common);

@@ -67,9 +67,9 @@ class BlockPipeline<Backend, Loop, Rules>::Pass {
     expects(!leased_, "the previous lease must end before the next acquire");
     const std::size_t index = next_;
     const PlannedVisit visit = visits_[index];
-    const Nanoseconds begin = pipeline_->trace_time();
     next_ = visits_.size();  // a pass ends with its first failure
     const std::span<std::byte> bytes = pipeline_->begin_visit(visit, *compute_);
+    const Nanoseconds begin = pipeline_->trace_time();  // what was waited for is not computing
     next_ = index + 1;
     leased_ = true;
     return Lease{*this, visit, bytes, begin};
