@@ -38,13 +38,13 @@ sanitized() { # preset
   setup_configure "$1"
   setup_build "$1"
   # Only what is compiled with the sanitizer: consumers and scripts gain nothing from it.
-  run_ctest "$1" --label-exclude '^(consumer|layering)$' --quiet
+  run_ctest "$1" --label-exclude '^(consumer|layering)$'
 }
 
 clang_build() {
   setup_configure clang -DTorch_DIR="$SETUP_TORCH_DIR"
   setup_build clang
-  run_ctest clang --label-exclude '^(consumer|layering|slow)$' --quiet
+  run_ctest clang --label-exclude '^(consumer|layering|slow)$'
 }
 
 format_check() {
