@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attempts to break the pipeline: each case states what should hold and fails, hangs or crashes
 // where it does not. Run a case at a time under `timeout`.
+#include <block_streamer/device/checked_backend.hpp>
 #include <block_streamer/pipeline/pass.hpp>
 
 #include <support/catch.hpp>
@@ -370,4 +371,33 @@ TEST_CASE("t13 drain works inside the first pass as it does inside the second") 
   auto pass = pipeline.begin_pass(bs::ascending(0, 4), {}, compute);
   (void)pass.acquire();
   CHECK_NOTHROW(pipeline.drain());
+}
+
+TEST_CASE("t14 a chunk whose copy failed half-way is refilled only after its earlier pieces") {
+  auto images = plain_images(2, 800);
+  for (auto& image : images) {  // four pieces in one chunk
+    image.segments = {{0, 0, 200}, {200, 256, 200}, {400, 512, 200}, {600, 768, 200}};
+    image.part_begin = {0, 4};
+    image.layout.slot_byte_count = {968};
+    image.layout.tensors.clear();
+    for (const bs::Segment& segment : image.segments)
+      image.layout.tensors.push_back(
+          {{"t", bs::DType::u8, {200}}, 0, segment.slot_offset, segment.byte_count});
+  }
+  for (int n = 1; n < 8; ++n) {
+    support::ReadScript script;
+    Hooks hooks;
+    bs::CheckedBackend<HookBackend> backend{HookBackend{HostMode::detached, hooks}};
+    const bs::ViolationLog log = backend.log();
+    auto compute = backend.make_stream();
+    auto options = small_options(0);
+    options.staging_byte_count = 2000;
+    bs::BlockPipeline<bs::CheckedBackend<HookBackend>> pipeline{
+        support::ScriptedTier{images, script}, backend, options};
+    const auto order = bs::ascending(0, 2);
+    hooks.copy_fails_in = n;
+    CHECK_THROWS_AS(support::run_pass(pipeline, images, order, {}, compute), bs::DeviceError);
+    CHECK(support::run_pass(pipeline, images, order, {}, compute) == 0);
+    CHECK(log.count() == 0);
+  }
 }

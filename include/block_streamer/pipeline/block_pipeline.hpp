@@ -20,6 +20,7 @@
 #include <block_streamer/storage/any_storage.hpp>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -36,8 +37,8 @@ namespace block_streamer::inline v1 {
 /// it is destroyed.
 /// **Threads.** One visitor at a time (any thread; externally synchronised; a second pass while one
 /// runs is refused); one loop thread; completions of the tier and the backend from any thread.
-/// **Errors.** The first failure of a read, copy or device is thrown by the next acquire; the
-/// pipeline is usable afterwards, except after a sticky device error.
+/// **Errors.** The first failure of a read, copy or device is thrown once, by the next acquire or
+/// begin_pass; the pipeline is usable afterwards, except after a sticky device error.
 /// **Lifetime.** Not movable: operations in flight point to it. The destructor waits for all of
 /// them.
 template <execution_backend Backend, progress_loop Loop = IoLoop, class Rules = AllOrderingRules>
@@ -298,12 +299,18 @@ class BlockPipeline {
   }
   /// @pre the mutex is held.
   void take_messages() {
-    while (!inbox_.empty()) {  // one that the machine refuses does not take the others with it
-      const Message message = inbox_.front();
-      inbox_.erase(inbox_.begin());
-      message.what == What::arrived ? machine_.arrived(message.ticket)
-                                    : machine_.drained(message.ticket);
+    std::size_t taken = 0;
+    try {
+      while (taken < inbox_.size()) take(inbox_[taken++]);
+    } catch (...) {  // one that the machine refuses does not take the others with it
+      inbox_.erase(inbox_.begin(), inbox_.begin() + static_cast<std::ptrdiff_t>(taken));
+      throw;
     }
+    inbox_.clear();
+  }
+  void take(const Message& message) {
+    message.what == What::arrived ? machine_.arrived(message.ticket)
+                                  : machine_.drained(message.ticket);
   }
   void failed_with(std::exception_ptr cause) noexcept {
     Guard guard{mutex_, backend_};
@@ -408,7 +415,7 @@ class BlockPipeline {
   void end_visit(const PlannedVisit& visit, Stream& compute, bool discarded = false) {
     try {
       transfers_->record_release(compute, visit.slot);
-    } catch (...) {  // the next acquire throws it; the visit is over all the same
+    } catch (...) {  // told by whoever begins next; the visit is over all the same
       failed_with(std::current_exception());
     }
     {
