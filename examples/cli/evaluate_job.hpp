@@ -63,7 +63,8 @@ template <class Backend>
                 loaded.model().config(), /*keep_short_window=*/true);
   const auto begin = std::chrono::steady_clock::now();
   const auto evaluation = evaluate_with_progress(loaded, data, "row");
-  EvaluateReport report{evaluation.mean_loss, evaluation.scored, evaluation.tokens, 0};
+  EvaluateReport report{evaluation.mean_loss, evaluation.scored, evaluation.tokens, 0,
+                        interrupted()};
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }
