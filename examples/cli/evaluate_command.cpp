@@ -28,12 +28,12 @@ int run(const Command& command) {
   const EvaluateReport report =
       runner->evaluate({text.tokenizer(), text.try_chat_template(), command.options});
   if (report.interrupted) {
-    say("interrupted after " + std::to_string(report.scored) + " scored tokens");
+    say("interrupted after " + counted(report.scored, "scored token"));
     return interrupted_exit_code;
   }
   std::cout << "loss " << readable_number(report.mean_loss, 6) << " nats per token, perplexity "
-            << readable_number(std::exp(report.mean_loss), 4) << ", " << report.scored
-            << " tokens scored\n";
+            << readable_number(std::exp(report.mean_loss), 4) << ", "
+            << counted(report.scored, "token") << " scored\n";
   const block_streamer::Statistics statistics = runner->statistics();
   write_reports(command.common, *runner,
                 {.seconds = report.seconds,

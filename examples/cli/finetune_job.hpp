@@ -49,8 +49,8 @@ class FinetuneRun {
       loaded_.attach(new_adapter());
     }
     say_what_trains();
-    say(std::to_string(data_.rows().size()) + " rows, " + std::to_string(steps_) + " steps of " +
-        std::to_string(rows_a_step_) + " rows");
+    say(counted(data_.rows().size(), "row") + ", " + counted(steps_, "step") + " of " +
+        counted(rows_a_step_, "row"));
     evaluate("before");
     train();
     if (report_.steps == 0) {
@@ -103,7 +103,7 @@ class FinetuneRun {
     const auto evaluation = evaluate_with_progress(loaded_, data, "held-out row");
     if (interrupted()) return;  // a mean over some of the rows is not what was asked for
     say("held-out loss " + when + ": " + readable_number(evaluation.mean_loss, 4) +
-        " nats per token over " + std::to_string(evaluation.scored) + " tokens");
+        " nats per token over " + counted(evaluation.scored, "token"));
   }
 
   /// A last step may have spoilt the adapter without a loss that shows it.

@@ -217,9 +217,8 @@ int run_batch(const Command& command, const ModelText& text) {
   }
   progress.finish();
   bs::atomic_replace(command.output, lines);
-  say_summary(
-      totals, runner->statistics(),
-      std::to_string(totals.run.prompts) + (interrupted() ? " prompts, interrupted" : " prompts"));
+  say_summary(totals, runner->statistics(),
+              counted(totals.run.prompts, "prompt") + (interrupted() ? ", interrupted" : ""));
   totals.count_bytes(runner->statistics());
   write_reports(command.common, *runner, totals.run);
   return interrupted() ? interrupted_exit_code : 0;

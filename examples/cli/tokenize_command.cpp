@@ -82,7 +82,7 @@ void add_tokenize_command(CLI::App& program, Action& action) {
   add_model_option(*app, command->model);
   auto* text = app->add_option("--text", command->text, "the text, or the ids with --decode")
                    ->type_name("TEXT");
-  app->add_option("--file,FILE", command->file,
+  app->add_option("--file,file", command->file,
                   "a file with the text, not the text itself; - is standard input")
       ->type_name("FILE")
       ->excludes(text);

@@ -448,29 +448,37 @@ class Finetune(CliTest):
 
 
 class Terminal(CliTest):
-    """Standard output and error on one terminal, and a file that is cut off while it streams."""
+    """Standard output and error on one terminal, and something that happens while the program runs."""
 
-    def cut_off(self, name, sign, *arguments):
-        model = pathlib.Path(shutil.copytree(self.model, self.folder / name))
-        config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1000000, "eos_token_id": None}))
-        (model / "generation_config.json").unlink()
+    def on_a_terminal(self, arguments, sign, act):
+        """(exit code, what the terminal got); act(process) is called once `sign` was seen there."""
         parent, child = pty.openpty()
-        running = subprocess.Popen([PROGRAM, "generate", "--model", model, "--device", "cpu", "--dtype", "fp32", "--storage", "file",
-                                    "--max-new-tokens", "900000", *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=child, stderr=child)  # fmt: skip
+        running = subprocess.Popen([PROGRAM, *map(str, arguments), "--device", "cpu", "--dtype", "fp32"],
+                                   stdin=subprocess.DEVNULL, stdout=child, stderr=child)  # fmt: skip
         os.close(child)
-        seen, cut = b"", False
+        seen, acted = b"", False
         while True:
             try:
                 piece = os.read(parent, 4096)
             except OSError:  # the program has ended
                 break
             seen += piece
-            if not cut and re.search(sign, seen):
-                os.truncate(model / "model.safetensors", 3000)
-                cut = True
+            if not acted and re.search(sign, seen):
+                act(running)
+                acted = True
         os.close(parent)
-        self.assertEqual(running.wait(timeout=120), 1, seen[-500:])
+        self.assertTrue(acted, seen[-500:])
+        return running.wait(timeout=120), seen
+
+    def cut_off(self, name, sign, *arguments):
+        """What is shown when the weights' file loses its end."""
+        model = pathlib.Path(shutil.copytree(self.model, self.folder / name))
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1000000, "eos_token_id": None}))
+        (model / "generation_config.json").unlink()
+        command = ["generate", "--model", model, "--storage", "file", "--max-new-tokens", "900000", *arguments]
+        code, seen = self.on_a_terminal(command, sign, lambda _: os.truncate(model / "model.safetensors", 3000))
+        self.assertEqual(code, 1, seen[-500:])
         return seen
 
     def test_an_error_leaves_the_text_that_stands_there(self):
@@ -488,6 +496,25 @@ class Terminal(CliTest):
         self.assertIn(b"model.safetensors", error)
         self.assertTrue(bar.endswith(b"\r\x1b[K"), bar[-40:])
         self.assertFalse((self.folder / "bar.jsonl").exists())
+
+    def test_interrupts(self):
+        data, adapter = self.folder / "long.txt", self.folder / "interrupted"
+        data.write_text(Finetune.TEXT * 2000)
+        interrupt = lambda running: running.send_signal(signal.SIGINT)  # noqa: E731
+        base = ["--model", self.model, "--data", data, "--seq-len", 40]
+        code, seen = self.on_a_terminal(["evaluate", *base], rb"row \d+/", interrupt)
+        self.assertEqual(code, 130, seen[-500:])
+        self.assertRegex(seen, rb"block-streamer: interrupted after \d+ scored tokens")
+        self.assertNotIn(b"perplexity", seen)
+        code, seen = self.on_a_terminal(["finetune", *base, "--output", adapter], rb"step \d+/", interrupt)
+        self.assertEqual(code, 130, seen[-500:])
+        self.assertRegex(seen, rb"adapter saved in \S+ after step \d+")
+        self.assertTrue((adapter / "adapter_model.safetensors").exists())
+        again = self.folder / "never-begun"  # the first evaluation is not reported by its half
+        code, seen = self.on_a_terminal(["finetune", *base, "--eval-data", data, "--output", again], rb"held-out row \d+/", interrupt)
+        self.assertEqual(code, 130, seen[-500:])
+        self.assertNotIn(b"held-out loss", seen)
+        self.assertFalse(again.exists())
 
 
 class SmolLM2(CliTest):
