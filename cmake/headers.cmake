@@ -137,7 +137,6 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block/weights.hpp
   block_streamer.hpp
   finetune/evaluation.hpp
-  finetune/non_finite.hpp
   finetune/row_batch.hpp
   finetune/row_order.hpp
   finetune/training_loop.hpp
@@ -165,6 +164,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   models/decoder_context.hpp
   models/decoder_model.hpp
   models/llama.hpp
+  models/non_finite.hpp
   models/qwen3.hpp
   models/resident_weights.hpp
   optim/adamw.hpp

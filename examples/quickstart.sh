@@ -56,7 +56,8 @@ import json, sys
 s = json.load(open(sys.argv[1]))
 mib = lambda key: s.get(key, 0) / 2**20
 print(f"    {s.get('passes', 0)} passes, {s.get('visits', 0)} block visits; at most "
-      f"{s.get('peak_resident_blocks', 0)} blocks ({mib('peak_resident_bytes'):.1f} MiB) resident")
+      f"{s.get('peak_resident_blocks', 0)} blocks ({mib('peak_resident_bytes'):.1f} MiB) resident"
+      + (f", and {mib('bound_bytes'):.1f} MiB for the one that is converted" if s.get('bound_bytes') else ""))
 print(f"    read {mib('bytes_read'):.0f} MiB for {mib('bytes_needed'):.0f} MiB needed; waited "
       f"{s.get('storage_wait_s', 0):.2f} s for storage, {s.get('device_wait_s', 0):.2f} s for the device")
 PY

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common_options.hpp"
 
+#include "byte_size.hpp"
+
 #include <algorithm>
-#include <array>
 #include <cctype>
-#include <charconv>
-#include <string_view>
-#include <system_error>
-#include <utility>
 
 namespace block_streamer_cli {
 namespace {
@@ -16,30 +13,12 @@ bool is_digit(unsigned char c) {
   return std::isdigit(c) != 0;
 }
 
-constexpr std::array<std::pair<std::string_view, double>, 9> size_units{{{"", 1},
-                                                                         {"B", 1},
-                                                                         {"KiB", 0x1p10},
-                                                                         {"MiB", 0x1p20},
-                                                                         {"GiB", 0x1p30},
-                                                                         {"TiB", 0x1p40},
-                                                                         {"KB", 1e3},
-                                                                         {"MB", 1e6},
-                                                                         {"GB", 1e9}}};
-
 /// For transform(): "1.5GiB" becomes its number of bytes.
 std::string replace_size(std::string& text) {
-  double value = 0;
-  const char* const last = text.data() + text.size();
-  const auto [end, error] = std::from_chars(text.data(), last, value, std::chars_format::fixed);
-  const std::string_view unit{end, static_cast<std::size_t>(last - end)};
-  const auto known = std::find_if(size_units.begin(), size_units.end(),
-                                  [&](const auto& u) { return u.first == unit; });
-  if (error != std::errc{} || !(value >= 0) || known == size_units.end() ||
-      value * known->second >= 0x1p63) {
-    return "'" + text + "' is no size such as 512MiB (units: B, KiB, MiB, GiB, TiB, KB, MB, GB)";
-  }
-  text = std::to_string(static_cast<std::uint64_t>(value * known->second));
-  return {};
+  std::uint64_t byte_count = 0;
+  std::string what = parse_byte_size(text, byte_count);
+  if (what.empty()) text = std::to_string(byte_count);
+  return what;
 }
 
 std::string check_device(const std::string& text) {
@@ -50,6 +29,10 @@ std::string check_device(const std::string& text) {
 }
 
 }  // namespace
+
+CLI::Validator size_in_bytes() {
+  return CLI::Validator{replace_size, ""};
+}
 
 std::string check_whole_number(const std::string& text) {
   const bool digits = !text.empty() && std::all_of(text.begin(), text.end(), is_digit);
@@ -80,9 +63,11 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
       ->type_name("N")
       ->group(group)
       ->capture_default_str();
-  app.add_option("--device-budget", options.device_budget,
-                 "device memory for cached blocks, e.g. 512MiB (default: none)")
-      ->transform(CLI::Validator{replace_size, ""})
+  app.add_option(
+         "--device-budget", options.device_budget,
+         "device memory for blocks that stay, e.g. 512MiB or 1.5GiB; at least one block's size "
+         "(default: none)")
+      ->transform(size_in_bytes())
       ->type_name("BYTES")
       ->group(group);
   app.add_option("--dtype", options.dtype,

@@ -21,6 +21,8 @@ struct CommonOptions {
   std::filesystem::path stats;  ///< empty: none
 };
 
+/// @brief For transform(): an option that takes a size such as 512MiB.
+[[nodiscard]] CLI::Validator size_in_bytes();
 /// @brief For check(): digits alone. A minus sign would wrap around.
 [[nodiscard]] std::string check_whole_number(const std::string& text);
 

@@ -50,6 +50,10 @@ std::string readable_number(double value, int digits) {
   return {text.data(), static_cast<std::size_t>(size)};
 }
 
+std::string counted(std::uint64_t count, std::string_view what) {
+  return std::to_string(count) + " " + std::string{what} + (count == 1 ? "" : "s");
+}
+
 std::string readable_bytes(std::uint64_t byte_count) {
   if (byte_count < 1024) return std::to_string(byte_count) + " bytes";
   double value = static_cast<double>(byte_count) / 1024;
@@ -87,7 +91,7 @@ std::string Progress::line(std::uint64_t done, std::string_view detail) const {
   if (total_ != 0) text += "/" + std::to_string(total_);
   if (!detail.empty()) text += ", " + std::string{detail};
   const double spent = std::chrono::duration<double>(Clock::now() - started_).count();
-  if (total_ != 0 && done != 0 && done <= total_) {
+  if (total_ != 0 && done != 0 && done < total_) {
     const double left = spent / static_cast<double>(done) * static_cast<double>(total_ - done);
     text += ", ETA " + readable_duration(left);
   }

@@ -14,6 +14,8 @@ void say_error(std::string_view what) noexcept;
 /// @brief "block-streamer: …" as one line; erases a progress bar that stands there.
 void say(std::string_view what);
 
+/// @brief "1 row", "2 rows".
+[[nodiscard]] std::string counted(std::uint64_t count, std::string_view what);
 /// @brief "1.25 GiB".
 [[nodiscard]] std::string readable_bytes(std::uint64_t byte_count);
 /// @brief "3:07", "1:02:03".

@@ -19,16 +19,27 @@ struct Command {
 };
 
 int run(const Command& command) {
+  require_readable(command.options.data);
   require_writable(command.common);
   const ModelText text{command.common.model};
   const std::unique_ptr<ModelRunner> runner = open_runner(command.common);
   if (!command.options.adapter.empty()) runner->load_adapter(command.options.adapter);
+  catch_interrupts();
   const EvaluateReport report =
       runner->evaluate({text.tokenizer(), text.try_chat_template(), command.options});
+  if (report.interrupted) {
+    say("interrupted after " + counted(report.scored, "scored token"));
+    return interrupted_exit_code;
+  }
   std::cout << "loss " << readable_number(report.mean_loss, 6) << " nats per token, perplexity "
-            << readable_number(std::exp(report.mean_loss), 4) << ", " << report.scored
-            << " tokens scored\n";
-  write_reports(command.common, *runner, {.seconds = report.seconds, .tokens = report.tokens});
+            << readable_number(std::exp(report.mean_loss), 4) << ", "
+            << counted(report.scored, "token") << " scored\n";
+  const block_streamer::Statistics statistics = runner->statistics();
+  write_reports(command.common, *runner,
+                {.seconds = report.seconds,
+                 .tokens = report.tokens,
+                 .bytes_needed = statistics.bytes_needed,
+                 .bytes_read = statistics.bytes_read});
   return 0;
 }
 
@@ -45,6 +56,7 @@ void add_evaluate_command(CLI::App& program, Action& action) {
       ->type_name("DIR");
   app->add_option("--seq-len", options.seq_len, "tokens a window; its first one is not scored")
       ->check(CLI::Range(std::uint64_t{2}, std::uint64_t{1} << 31))
+      ->type_name("T")
       ->capture_default_str();
   app->footer(
       "Example:\n  block-streamer evaluate --model models/SmolLM2-135M-Instruct --data "

@@ -31,12 +31,12 @@ namespace block_streamer_cli {
   options.keep_short_window = keep_short_window;
   auto data = block_streamer::TextDataset::open(path, tokenizer, chat_template, options);
   if (data.truncated_rows() > 0) {
-    say(path.string() + ": " + std::to_string(data.truncated_rows()) +
-        " rows were longer than --seq-len and lost their end");
+    say(path.string() + ": " + counted(data.truncated_rows(), "row") +
+        " longer than --seq-len, cut off there");
   }
   if (data.dropped_rows() > 0) {
-    say(path.string() + ": " + std::to_string(data.dropped_rows()) +
-        " rows left out, since no token of them is trained");
+    say(path.string() + ": " + counted(data.dropped_rows(), "row") +
+        " left out, where no token is trained");
   }
   return data;
 }
@@ -63,7 +63,8 @@ template <class Backend>
                 loaded.model().config(), /*keep_short_window=*/true);
   const auto begin = std::chrono::steady_clock::now();
   const auto evaluation = evaluate_with_progress(loaded, data, "row");
-  EvaluateReport report{evaluation.mean_loss, evaluation.scored, evaluation.tokens, 0};
+  EvaluateReport report{evaluation.mean_loss, evaluation.scored, evaluation.tokens, 0,
+                        interrupted()};
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }

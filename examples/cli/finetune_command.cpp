@@ -44,6 +44,8 @@ void prepare_output(const FinetuneOptions& options) {
 
 int run(const Command& command) {
   const FinetuneOptions& options = command.options;
+  require_readable(options.data);
+  require_readable(options.eval_data);
   prepare_output(options);
   require_writable(command.common);
   const ModelText text{command.common.model};
@@ -53,65 +55,84 @@ int run(const Command& command) {
   const FinetuneReport report =
       runner->finetune({text.tokenizer(), text.try_chat_template(), options});
   write_reports(command.common, *runner,
-                {.seconds = report.seconds, .tokens = report.tokens, .steps = report.steps});
+                {.seconds = report.seconds,
+                 .tokens = report.tokens,
+                 .steps = report.steps,
+                 .bytes_needed = report.bytes_needed,
+                 .bytes_read = report.bytes_read});
   return report.interrupted ? interrupted_exit_code : 0;
+}
+
+std::string check_fraction(const std::string& text) {
+  double value = 0;
+  const bool number = CLI::detail::lexical_cast(text, value);
+  return number && value > 0 && value <= 1 ? std::string{} : "'" + text + "' is not in (0, 1]";
 }
 
 void add_training_options(CLI::App& app, FinetuneOptions& options) {
   const std::string group = "Training";
   const auto count = CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 31);
-  auto* steps = app.add_option("--steps", options.steps, "optimizer steps")->check(count);
+  auto* steps = app.add_option("--steps", options.steps, "optimizer steps");
   app.add_option("--epochs", options.epochs, "walks over the data instead (default: 1)")
       ->check(count)
       ->excludes(steps)
+      ->type_name("N")
       ->group(group);
-  steps->group(group);
+  steps->check(count)->type_name("N")->group(group);
   app.add_option("--batch", options.batch, "rows that share a pass")
       ->check(count)
+      ->type_name("B")
       ->group(group)
       ->capture_default_str();
   app.add_option("--grad-accum", options.grad_accum, "passes a step")
       ->check(count)
+      ->type_name("K")
       ->group(group)
       ->capture_default_str();
   app.add_option("--seq-len", options.seq_len, "longest row, in tokens")
+      ->type_name("T")
       ->check(CLI::Range(std::uint64_t{2}, std::uint64_t{1} << 31))
       ->group(group)
       ->capture_default_str();
   app.add_option("--lr", options.learning_rate, "learning rate")
+      ->type_name("RATE")
       ->check(CLI::PositiveNumber)
       ->group(group)
       ->capture_default_str();
   app.add_option("--seed", options.seed, "of the adapter's start, the order of rows and dropout")
       ->check(check_whole_number)
+      ->type_name("S")
       ->group(group)
       ->capture_default_str();
 }
 
 void add_adapter_options(CLI::App& app, FinetuneOptions& options) {
   const std::string group = "Adapter";
-  app.add_option("--rank", options.rank, "")
+  AdapterOptions& form = options.adapter_options;
+  app.add_option("--rank", form.rank, "(default: 16)")
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{65536}))
-      ->group(group)
-      ->capture_default_str();
-  app.add_option("--alpha", options.alpha, "the adapter counts alpha / rank")
+      ->type_name("R")
+      ->group(group);
+  app.add_option("--alpha", form.alpha, "the adapter counts alpha / rank (default: 32)")
       ->check(CLI::PositiveNumber)
-      ->group(group)
-      ->capture_default_str();
-  app.add_option("--dropout", options.dropout, "on the adapters' inputs")
+      ->type_name("A")
+      ->group(group);
+  app.add_option("--dropout", form.dropout, "on the adapters' inputs (default: 0)")
       ->check(CLI::Range(0.0, 0.999999))
-      ->group(group)
-      ->capture_default_str();
-  app.add_option("--targets", options.targets,
-                 "projections: all-linear, or names such as q_proj,v_proj")
+      ->type_name("P")
+      ->group(group);
+  app.add_option("--targets", form.targets,
+                 "projections: all-linear, or names such as q_proj,v_proj (default: all-linear)")
       ->delimiter(',')
-      ->group(group)
-      ->capture_default_str();
-  app.add_option("--top-fraction", options.top_fraction, "of the layers, counted from the last")
-      ->check(CLI::Range(0.0, 1.0))
-      ->group(group)
-      ->capture_default_str();
-  app.add_option("--adapter", options.adapter, "go on with this adapter")
+      ->type_name("NAME,…")
+      ->group(group);
+  app.add_option("--top-fraction", form.top_fraction,
+                 "of the layers, counted from the last (default: 1)")
+      ->check(check_fraction)
+      ->type_name("F")
+      ->group(group);
+  app.add_option("--adapter", options.adapter,
+                 "go on with this adapter; options above that disagree with it are refused")
       ->type_name("DIR")
       ->group(group);
 }

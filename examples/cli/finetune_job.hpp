@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "adapter_agreement.hpp"
 #include "console.hpp"
 #include "evaluate_job.hpp"
 #include "interrupt.hpp"
@@ -42,10 +43,14 @@ class FinetuneRun {
   [[nodiscard]] FinetuneReport run() {
     at::Generator generator = at::globalContext().defaultGenerator(loaded_.model().device());
     generator.set_current_seed(job_.options.seed);  // of dropout
-    if (!loaded_.adapter()) loaded_.attach(new_adapter());
+    if (loaded_.adapter()) {
+      expect_agreement(job_.options, *loaded_.adapter(), loaded_.lora_blocks());
+    } else {
+      loaded_.attach(new_adapter());
+    }
     say_what_trains();
-    say(std::to_string(data_.rows().size()) + " rows, " + std::to_string(steps_) + " steps of " +
-        std::to_string(rows_a_step_) + " rows");
+    say(counted(data_.rows().size(), "row") + ", " + counted(steps_, "step") + " of " +
+        counted(rows_a_step_, "row"));
     evaluate("before");
     train();
     if (report_.steps == 0) {
@@ -58,6 +63,7 @@ class FinetuneRun {
     say("adapter saved in " + job_.options.output.string() +
         (report_.interrupted ? " after step " + std::to_string(report_.steps) : std::string{}));
     if (!report_.interrupted) evaluate("after");
+    report_.interrupted = interrupted();  // the last evaluation may have been cut short
     return report_;
   }
 
@@ -68,14 +74,14 @@ class FinetuneRun {
     return (data_.rows().size() + rows_a_step_ - 1) / rows_a_step_;
   }
   [[nodiscard]] block_streamer::LoraAdapter new_adapter() const {
-    const FinetuneOptions& options = job_.options;
+    const AdapterOptions& wanted = job_.options.adapter_options;
     block_streamer::LoraOptions lora;
-    lora.rank = options.rank;
-    lora.alpha = options.alpha;
-    lora.dropout = options.dropout;
-    lora.targets = options.targets;
-    lora.top_fraction = options.top_fraction;
-    lora.seed = options.seed;
+    lora.rank = wanted.rank.value_or(lora.rank);
+    lora.alpha = wanted.alpha.value_or(lora.alpha);
+    lora.dropout = wanted.dropout.value_or(lora.dropout);
+    if (!wanted.targets.empty()) lora.targets = wanted.targets;
+    lora.top_fraction = wanted.top_fraction.value_or(lora.top_fraction);
+    lora.seed = job_.options.seed;
     return block_streamer::make_lora_adapter(loaded_.lora_blocks(), lora, loaded_.model().device());
   }
   void say_what_trains() const {
@@ -95,8 +101,9 @@ class FinetuneRun {
         open_rows(job_.options.eval_data, job_.tokenizer, job_.chat_template, job_.options.seq_len,
                   loaded_.model().config(), /*keep_short_window=*/true);
     const auto evaluation = evaluate_with_progress(loaded_, data, "held-out row");
+    if (interrupted()) return;  // a mean over some of the rows is not what was asked for
     say("held-out loss " + when + ": " + readable_number(evaluation.mean_loss, 4) +
-        " nats per token over " + std::to_string(evaluation.scored) + " tokens");
+        " nats per token over " + counted(evaluation.scored, "token"));
   }
 
   /// A last step may have spoilt the adapter without a loss that shows it.
@@ -112,34 +119,35 @@ class FinetuneRun {
     block_streamer::TrainingLoop loop{loaded_.model(), loaded_.streamer()};
     Progress progress{"step", steps_};
     const auto begin = Clock::now();
-    const auto bytes_before = moved_bytes();
+    const block_streamer::Statistics before = loaded_.streamer().statistics();
     while (report_.steps < steps_ && !report_.interrupted) {
       const auto done = loop.step(data_.rows(), order_.take(rows_a_step_), job_.options.batch,
                                   job_.options.learning_rate, [] { return interrupted(); });
-      report_.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
       if (!done) {
         report_.interrupted = true;
         break;
       }
       ++report_.steps;
+      report_.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+      const block_streamer::Statistics now = loaded_.streamer().statistics();
+      report_.bytes_needed = now.bytes_needed - before.bytes_needed;
+      report_.bytes_read = now.bytes_read - before.bytes_read;
       report_.tokens += done->tokens;
-      progress.update(report_.steps, detail_of(done->loss, moved_bytes() - bytes_before));
       last_loss_ = done->loss;
+      if (report_.steps == steps_) break;  // said below
+      progress.update(report_.steps, detail());
     }
     progress.finish();
     if (report_.steps == 0) return;
-    say("step " + std::to_string(report_.steps) + ", " +
-        detail_of(last_loss_, moved_bytes() - bytes_before));
+    say("step " + std::to_string(report_.steps) + ", " + detail());
   }
-  /// Storage or host to slots, whichever the tier does.
-  [[nodiscard]] std::uint64_t moved_bytes() const {
-    return loaded_.streamer().statistics().bytes_needed;
-  }
-  [[nodiscard]] std::string detail_of(double loss, std::uint64_t bytes) const {
-    return "loss " + readable_number(loss, 4) + ", " +
-           readable_number(static_cast<double>(report_.tokens) / report_.seconds, 1) +
-           " tokens/s, " + readable_number(static_cast<double>(bytes) / 1e9 / report_.seconds, 2) +
-           " GB/s";
+  [[nodiscard]] std::string detail() const {
+    const auto per_second = [this](double count, int digits) {
+      return readable_number(count / report_.seconds, digits);
+    };
+    return "loss " + readable_number(last_loss_, 4) + ", " +
+           per_second(static_cast<double>(report_.tokens), 1) + " tokens/s, " +
+           per_second(static_cast<double>(report_.bytes_needed) / 1e9, 2) + " GB/s";
   }
 
   LoadedModel<Backend>& loaded_;

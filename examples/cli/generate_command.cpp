@@ -6,6 +6,7 @@
 #include "model_runner.hpp"
 #include "prompt_file.hpp"
 #include "run_report.hpp"
+#include "usage_error.hpp"
 
 #include <block_streamer/checkpoint/model_config.hpp>
 #include <block_streamer/core/error.hpp>
@@ -78,18 +79,42 @@ struct Totals {
     decode_s += report.decode_s;
     decoded += report.new_tokens - std::min<std::uint64_t>(report.new_tokens, report.rows.size());
   }
+  void count_bytes(const bs::Statistics& statistics) {
+    run.bytes_needed = statistics.bytes_needed;
+    run.bytes_read = statistics.bytes_read;
+  }
 };
 
 void say_summary(const Totals& totals, const bs::Statistics& statistics,
                  const std::string& finish) {
   const double seconds = std::max(totals.run.seconds, 1e-9);
   const double fetched = static_cast<double>(statistics.bytes_needed) / 1e9;
-  say(finish + ": " + std::to_string(totals.run.prompt_tokens) + " prompt and " +
-      std::to_string(totals.run.tokens) + " new tokens in " +
-      readable_number(totals.run.seconds, 2) + " s, " +
-      readable_number(static_cast<double>(totals.decoded) / std::max(totals.decode_s, 1e-9), 2) +
-      " tokens/s once the prompt was read, " + readable_number(fetched / seconds, 2) +
-      " GB/s streamed");
+  std::string text = finish + ": " + std::to_string(totals.run.prompt_tokens) + " prompt and " +
+                     std::to_string(totals.run.tokens) + " new tokens in " +
+                     readable_number(totals.run.seconds, 2) + " s, ";
+  if (totals.decoded != 0) {
+    text +=
+        readable_number(static_cast<double>(totals.decoded) / std::max(totals.decode_s, 1e-9), 2) +
+        " tokens/s once the prompt was read, ";
+  }
+  say(text + readable_number(fetched / seconds, 2) + " GB/s streamed");
+}
+
+std::string words_for(bs::FinishReason reason) {
+  switch (reason) {
+    case bs::FinishReason::eos:
+      return "finished, the model ended its text";
+    case bs::FinishReason::stop_text:
+      return "finished at a stop text";
+    case bs::FinishReason::length:
+      return "finished after --max-new-tokens";
+    case bs::FinishReason::positions:
+      return "finished at the model's last position";
+    case bs::FinishReason::cancelled:
+    case bs::FinishReason::running:
+      break;
+  }
+  return "interrupted";
 }
 
 std::string pace(std::uint64_t new_tokens, Clock::time_point started, ModelRunner& runner) {
@@ -106,6 +131,29 @@ void write_text(std::string_view text) {
   }
 }
 
+/// Ends a line of text that stands on the terminal when the run does, an error included: what is
+/// said next would overwrite it.
+class TextLine {
+ public:
+  TextLine() : terminal_{::isatty(STDOUT_FILENO) != 0} {}
+  TextLine(const TextLine&) = delete;
+  TextLine& operator=(const TextLine&) = delete;
+  ~TextLine() { end(); }
+  void write(std::string_view text) {
+    write_text(text);
+    if (!text.empty()) open_ = text.back() != '\n';
+  }
+  void end() noexcept {
+    if (terminal_ && std::exchange(open_, false) && std::fputc('\n', stdout) != EOF) {
+      static_cast<void>(std::fflush(stdout));
+    }
+  }
+
+ private:
+  bool terminal_;
+  bool open_ = false;
+};
+
 int run_single(const Command& command, const ModelText& text) {
   const Prompt prompt =
       command.prompt ? Prompt{*command.prompt, {}, {}} : read_single_prompt(command.prompt_file);
@@ -113,18 +161,20 @@ int run_single(const Command& command, const ModelText& text) {
   const std::unique_ptr<ModelRunner> runner = open_runner(command.common);
   if (!command.adapter.empty()) runner->load_adapter(command.adapter);
   catch_interrupts();
+  TextLine line;
   Progress progress{"token", command.generation.max_new_tokens, ::isatty(STDOUT_FILENO) != 0};
   const Clock::time_point started = Clock::now();
-  job.observer.text = [&](std::size_t, std::string_view piece) { write_text(piece); };
+  job.observer.text = [&](std::size_t, std::string_view piece) { line.write(piece); };
   job.observer.pass = [&](std::uint64_t n) { progress.update(n, pace(n, started, *runner)); };
   job.observer.cancelled = interrupted;
   const GenerateReport report = runner->generate(job);
   progress.finish();
-  if (::isatty(STDOUT_FILENO) != 0) write_text("\n");
+  line.end();
   Totals totals;
   totals.add(report);
   const bs::FinishReason reason = report.rows.front().finish_reason;
-  say_summary(totals, runner->statistics(), "finished by " + std::string{bs::name_of(reason)});
+  say_summary(totals, runner->statistics(), words_for(reason));
+  totals.count_bytes(runner->statistics());
   write_reports(command.common, *runner, totals.run);
   return reason == bs::FinishReason::cancelled ? interrupted_exit_code : 0;
 }
@@ -167,25 +217,29 @@ int run_batch(const Command& command, const ModelText& text) {
   }
   progress.finish();
   bs::atomic_replace(command.output, lines);
-  say_summary(
-      totals, runner->statistics(),
-      std::to_string(totals.run.prompts) + (interrupted() ? " prompts, interrupted" : " prompts"));
+  say_summary(totals, runner->statistics(),
+              counted(totals.run.prompts, "prompt") + (interrupted() ? ", interrupted" : ""));
+  totals.count_bytes(runner->statistics());
   write_reports(command.common, *runner, totals.run);
   return interrupted() ? interrupted_exit_code : 0;
 }
 
 int run(Command command) {
   if (!command.prompt && command.prompt_file.empty()) {
-    throw bs::Error{"generate needs --prompt TEXT or --prompt-file FILE"};
+    throw UsageError{"generate needs --prompt TEXT or --prompt-file FILE"};
   }
   if (command.batch != 0 && (command.output.empty() || command.prompt_file.empty())) {
-    throw bs::Error{"--batch needs --prompt-file with prompts and --output for their texts"};
+    throw UsageError{"--batch needs --prompt-file with prompts and --output for their texts"};
   }
   for (const std::string& stop : command.generation.stop_texts) {
-    bs::expect_utf8(stop, "--stop");
-    if (stop.empty()) throw bs::Error{"--stop: the text is empty"};
+    if (stop.empty()) throw UsageError{"--stop: the text is empty"};
   }
-  bs::validate(command.generation.sampling);
+  try {
+    for (const std::string& stop : command.generation.stop_texts) bs::expect_utf8(stop, "--stop");
+    bs::validate(command.generation.sampling);
+  } catch (const bs::Error& error) {
+    throw UsageError{error.what()};
+  }
   require_writable(command.common);
   require_writable(command.output);
   const ModelText text{command.common.model};
@@ -233,7 +287,7 @@ void add_generate_command(CLI::App& program, Action& action) {
   app->add_option("--system", command->system, "the system message before it")
       ->type_name("TEXT")
       ->needs(chat);
-  app->add_option("--max-new-tokens", command->generation.max_new_tokens, "")
+  app->add_option("--max-new-tokens", command->generation.max_new_tokens, "at most so many")
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 31))
       ->type_name("N")
       ->capture_default_str();

@@ -12,6 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -121,6 +122,14 @@ void print_blocks(const Inspection& seen) {
   }
 }
 
+std::uint64_t largest_parameters(const bs::ModelSummary& summary) {
+  std::uint64_t largest = 0;
+  for (const bs::TensorTotals& block : summary.blocks) {
+    largest = std::max(largest, block.parameter_count);
+  }
+  return largest;
+}
+
 void print(const Inspection& seen) {
   const bs::ModelSummary& summary = seen.summary;
   std::cout << seen.folder.string() << ": " << summary.model_type << ", " << summary.blocks.size()
@@ -138,8 +147,10 @@ void print(const Inspection& seen) {
   for (const auto& [name, totals] : summary.by_dtype) {
     print_totals("stored as " + name + ": ", totals, "");
   }
-  std::cout << "two blocks take " << readable_bytes(2 * summary.largest_block_byte_count)
-            << " (--prefetch-ahead 1, in the stored type)\n";
+  std::cout
+      << "two blocks take " << readable_bytes(2 * summary.largest_block_byte_count)
+      << " (--prefetch-ahead 1, in the stored type); conversion at each visit takes one more, "
+      << readable_bytes(4 * largest_parameters(summary)) << " for fp32\n";
 }
 
 void print(const WeightCheck& check) {

@@ -12,7 +12,13 @@ namespace {
 volatile std::sig_atomic_t signals_seen = 0;
 
 extern "C" void remember_signal(int) {
-  if (signals_seen != 0) ::_exit(interrupted_exit_code);
+  if (signals_seen != 0) {
+    // What stands on the terminal's last line stays there, and the shell begins a new one.
+    if (::isatty(STDERR_FILENO) != 0) {
+      [[maybe_unused]] const auto written = ::write(STDERR_FILENO, "\n", 1);
+    }
+    ::_exit(interrupted_exit_code);
+  }
   signals_seen = 1;
 }
 

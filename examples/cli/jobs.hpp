@@ -23,17 +23,22 @@ struct GenerateJob {
 };
 using GenerateReport = block_streamer::GenerationReport;
 
+/// The form of an adapter. What the command line did not say is empty.
+struct AdapterOptions {
+  std::optional<std::uint64_t> rank;
+  std::optional<double> alpha;
+  std::optional<double> dropout;
+  std::vector<std::string> targets;
+  std::optional<double> top_fraction;
+};
+
 struct FinetuneOptions {
   std::filesystem::path data;
   std::filesystem::path output;
   std::filesystem::path eval_data;  ///< empty: none
   std::filesystem::path adapter;    ///< to go on from; empty: a new one
   bool overwrite = false;
-  std::uint64_t rank = 16;
-  double alpha = 32;
-  double dropout = 0;
-  std::vector<std::string> targets{"all-linear"};
-  double top_fraction = 1;
+  AdapterOptions adapter_options;
   std::optional<std::uint64_t> steps;
   std::optional<std::uint64_t> epochs;
   std::uint64_t batch = 1;
@@ -52,6 +57,8 @@ struct FinetuneReport {
   std::uint64_t steps = 0;
   std::uint64_t tokens = 0;  ///< that went through the model in training
   double seconds = 0;
+  std::uint64_t bytes_needed = 0;  ///< fetched in these seconds
+  std::uint64_t bytes_read = 0;
   bool interrupted = false;
 };
 
@@ -71,6 +78,7 @@ struct EvaluateReport {
   std::uint64_t scored = 0;  ///< tokens
   std::uint64_t tokens = 0;  ///< that went through the model
   double seconds = 0;
+  bool interrupted = false;
 };
 
 }  // namespace block_streamer_cli

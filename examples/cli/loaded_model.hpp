@@ -85,10 +85,16 @@ class LoadedModel {
   LoadedModel(Backend backend, at::Device device, const CommonOptions& options,
               block_streamer::TraceSinkRef trace, Plan plan)
       : model_{plan.checkpoint, {plan.type, device}},
-        streamer_{model_.blocks(), make_storage(plan.storage.tier, model_.block_map(), plan.type),
+        streamer_{model_.blocks(), open_storage(plan, options, model_.block_map()),
                   std::move(backend), streamer_options(options, plan.type, trace)} {
     for (const std::string& warning : plan.checkpoint.warnings()) say("warning: " + warning);
     for (const std::string& warning : model_.warnings()) say("warning: " + warning);
+  }
+
+  static block_streamer::AnyStorage open_storage(const Plan& plan, const CommonOptions& options,
+                                                 block_streamer::BlockMap map) {
+    expect_budget_holds_a_block(options.device_budget, plan.storage.tier, map, plan.type);
+    return make_storage(plan.storage.tier, std::move(map), plan.type);
   }
 
   static block_streamer::StreamerOptions streamer_options(const CommonOptions& options,

@@ -2,6 +2,7 @@
 // block-streamer: runs, finetunes and examines models whose blocks stay in storage.
 #include "command.hpp"
 #include "console.hpp"
+#include "usage_error.hpp"
 
 #include <block_streamer/core/config.hpp>
 
@@ -27,7 +28,9 @@ int run(int argc, char** argv) {
       "--version", std::string{"block-streamer "} + std::string{block_streamer::version_string});
   program.require_subcommand(1);
   program.footer(
-      "Example:\n  block-streamer generate --model models/SmolLM2-135M-Instruct --chat "
+      "Exit codes: 0 done, 1 failed (a file, the model, the device, memory), 2 wrong usage, 130 "
+      "interrupted.\nExample:\n  block-streamer generate --model models/SmolLM2-135M-Instruct "
+      "--chat "
       "--prompt \"Name three rivers in Europe.\"");
   cli::Action action;
   cli::add_generate_command(program, action);
@@ -58,6 +61,9 @@ int main(int argc, char** argv) {
       return failed;
     }
     return code;
+  } catch (const cli::UsageError& error) {
+    cli::say_error(std::string{error.what()} + " (--help lists the options)");
+    return wrong_usage;
   } catch (const std::bad_alloc&) {
     cli::say_error(
         "out of memory; --storage file and a smaller --batch, --seq-len or --dtype need "

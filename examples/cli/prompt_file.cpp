@@ -72,7 +72,9 @@ std::vector<Prompt> read_prompts(const std::string& file) {
       prompts.push_back({std::string{line}, {}, {{"prompt", line}}});
     }
   }
-  if (prompts.empty()) throw bs::FormatError{file, "no prompts"};
+  if (prompts.empty())
+    throw bs::FormatError{
+        file, rows ? "there is no row in this file" : "every line of this file is empty"};
   return prompts;
 }
 

@@ -31,8 +31,8 @@ namespace {
   if (totals.prompts != 0) out["prompts"] = totals.prompts;
   if (totals.prompt_tokens != 0) out["prompt_tokens"] = totals.prompt_tokens;
   out["tokens_per_s"] = per_second(totals.tokens, totals.seconds);
-  out["bytes_needed_per_s"] = per_second(statistics.bytes_needed, totals.seconds);
-  out["bytes_read_per_s"] = per_second(statistics.bytes_read, totals.seconds);
+  out["bytes_needed_per_s"] = per_second(totals.bytes_needed, totals.seconds);
+  out["bytes_read_per_s"] = per_second(totals.bytes_read, totals.seconds);
   return out.dump(2) + "\n";
 }
 
@@ -49,6 +49,11 @@ void require_writable(const std::filesystem::path& file) {
   if (::access(folder.c_str(), W_OK | X_OK) != 0) {
     throw bs::StorageError{file.string(), "cannot be written", {errno, std::generic_category()}};
   }
+}
+
+void require_readable(const std::filesystem::path& file) {
+  if (file.empty() || ::access(file.c_str(), R_OK) == 0) return;
+  throw bs::StorageError{file.string(), "cannot be read", {errno, std::generic_category()}};
 }
 
 void require_writable(const CommonOptions& options) {

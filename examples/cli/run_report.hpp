@@ -15,10 +15,14 @@ struct RunTotals {
   std::uint64_t steps = 0;          ///< of training
   std::uint64_t prompt_tokens = 0;  ///< of generation
   std::uint64_t prompts = 0;
+  std::uint64_t bytes_needed = 0;  ///< in these seconds, as Statistics counts
+  std::uint64_t bytes_read = 0;
 };
 
 /// @throws StorageError now rather than after the work, if no file can be made there.
 void require_writable(const std::filesystem::path& file);
+/// @throws StorageError now rather than after the model was loaded, if the file cannot be read.
+void require_readable(const std::filesystem::path& file);
 /// @brief The files that the common options name.
 void require_writable(const CommonOptions& options);
 

@@ -98,6 +98,27 @@ inline void read_slot(const block_streamer::ExtentReader<block_streamer::Positio
 
 }  // namespace detail
 
+/// @brief A budget that holds no block would silently do nothing.
+/// @param budget  --device-budget in bytes; 0: none asked for.
+/// @throws Error naming the size of the smallest block, as it lies on the device.
+inline void expect_budget_holds_a_block(std::uint64_t budget, const std::string& tier,
+                                        const block_streamer::BlockMap& map,
+                                        block_streamer::DType type) {
+  namespace bs = block_streamer;
+  if (budget == 0) return;
+  std::uint64_t smallest = ~std::uint64_t{0};
+  for (const bs::BlockSource& source : map.blocks()) {
+    const bs::BlockLayout& stored = source.image.layout;
+    const bs::BlockLayout layout = tier == "ram" ? bs::bound_layout(stored, type) : stored;
+    const std::uint64_t slot = layout.slot_byte_count.front();
+    smallest = std::min(smallest, bs::round_up(slot, bs::tensor_alignment));
+  }
+  if (budget >= smallest) return;
+  throw bs::Error{"--device-budget " + std::to_string(budget) +
+                  " bytes hold no block: the smallest takes " + std::to_string(smallest) +
+                  " bytes (" + readable_bytes(smallest) + ") on the device"};
+}
+
 /// @param tier  ram, mmap or file.
 [[nodiscard]] inline block_streamer::AnyStorage make_storage(const std::string& tier,
                                                              block_streamer::BlockMap map,

@@ -2,19 +2,21 @@
 #include "command.hpp"
 #include "common_options.hpp"
 #include "model_files.hpp"
-#include "prompt_file.hpp"
+#include "usage_error.hpp"
 
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/text/json_document.hpp>
 #include <block_streamer/text/text_file.hpp>
 
 #include <cstdint>
+#include <filesystem>
 #include <iostream>
 #include <iterator>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace bs = block_streamer;
@@ -32,7 +34,13 @@ struct Command {
 /// Nothing is cut off: ids stand for every byte.
 std::string read_input(const Command& command) {
   if (command.text) return *command.text;
-  if (command.file != "-") return bs::read_text_file(command.file);
+  if (command.file != "-") {
+    std::error_code ignored;
+    if (!std::filesystem::exists(command.file, ignored)) {
+      throw bs::StorageError{command.file, "no such file; a text itself is given with --text"};
+    }
+    return bs::read_text_file(command.file);
+  }
   return {std::istreambuf_iterator<char>{std::cin}, {}};
 }
 
@@ -53,7 +61,7 @@ std::vector<std::int32_t> parse_ids(const std::string& text) {
 
 int run(const Command& command) {
   if (!command.text && command.file.empty()) {
-    throw bs::Error{"tokenize needs --text TEXT, --file FILE or - for standard input"};
+    throw UsageError{"tokenize needs --text TEXT, --file FILE, or - for standard input"};
   }
   const ModelText model{command.model};
   const std::string input = read_input(command);
@@ -74,7 +82,8 @@ void add_tokenize_command(CLI::App& program, Action& action) {
   add_model_option(*app, command->model);
   auto* text = app->add_option("--text", command->text, "the text, or the ids with --decode")
                    ->type_name("TEXT");
-  app->add_option("--file,input", command->file, "a file with it; - is standard input")
+  app->add_option("--file,file", command->file,
+                  "a file with the text, not the text itself; - is standard input")
       ->type_name("FILE")
       ->excludes(text);
   app->add_flag("--decode", command->decode, "from ids to text, special tokens included");

@@ -9,6 +9,8 @@ Without that folder its tests are skipped; the environment's BLOCK_STREAMER_SMOL
 import json
 import os
 import pathlib
+import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +25,7 @@ PROGRAM = ""
 SMOLLM2 = ""
 STATISTICS = {
     "bytes_needed", "bytes_read", "bytes_copied", "passes", "visits", "peak_resident_blocks", "peak_resident_bytes",
-    "storage_wait_s", "device_wait_s", "seconds", "tokens", "tokens_per_s", "bytes_read_per_s",
+    "bound_bytes", "storage_wait_s", "device_wait_s", "seconds", "tokens", "tokens_per_s", "bytes_read_per_s",
 }  # fmt: skip
 
 
@@ -79,10 +81,39 @@ class Basics(CliTest):
                               ("--prefetch-ahead", "-1"), ("--device-budget", "lots"), ("--device-budget", "-5"),
                               ("--max-new-tokens", "0"), ("--top-k", "-1")]:  # fmt: skip
             self.refused("generate", "--model", self.model, "--prompt", "a", option, value, code=2, says=option)
-        self.refused("generate", "--model", self.model, "--device", "cpu", says="--prompt")
+        base = ["generate", "--model", self.model, "--device", "cpu"]
+        self.refused(*base, code=2, says="--prompt")
+        self.refused(*base, "--prompt", "a", "--batch", 2, code=2, says="--batch")
+        self.refused(*base, "--prompt", "a", "--stop", "", code=2, says="--stop")
+        self.refused("tokenize", "--model", self.model, code=2, says="--text")
+        for value in ["0", "1.5", "-1", "x"]:
+            self.refused("finetune", "--model", self.model, "--data", "a.txt", "--output", "b", "--top-fraction", value, code=2, says="--top-fraction")
         self.refused("generate", "--model", self.model, "--prompt", "a", "--system", "b", code=2, says="--chat")
         for option, value in [("--temperature", "-1"), ("--temperature", "nan"), ("--top-p", "0"), ("--top-p", "1.1")]:
-            self.refused("generate", "--model", self.model, "--prompt", "a", option, value)
+            self.refused("generate", "--model", self.model, "--prompt", "a", option, value, code=2)
+
+    def test_sizes_that_are_none_say_why(self):
+        for value, why in [("-5MiB", "negative"), ("1.5", "fraction"), ("99999999TiB", "too large"), ("5M", "units:"), ("nan", "units:")]:
+            self.refused("generate", "--model", self.model, "--prompt", "a", f"--device-budget={value}", code=2, says=["--device-budget", value, why])
+
+    def test_a_failure_of_the_world_is_1(self):
+        self.refused("generate", "--model", self.folder / "nowhere", "--prompt", "a", code=1, says="nowhere")
+        self.refused("tokenize", "--model", self.model, "--file", self.folder / "absent.txt", code=1, says=["absent.txt", "--text"])
+        self.refused("finetune", "--model", self.model, "--data", self.folder / "absent.txt", "--output", self.folder / "o", code=1, says="absent.txt")
+        self.refused("evaluate", "--model", self.model, "--data", self.folder / "absent.txt", code=1, says="absent.txt")
+
+    def test_a_budget_that_holds_no_block(self):
+        seen = json.loads(self.ok("inspect", "--model", self.model, "--json"))
+        base = ["generate", "--model", self.model, "--device", "cpu", "--prompt", "a", "--max-new-tokens", 2, "--dtype", "fp32"]
+        for storage, scale in [("file", 1), ("mmap", 1), ("ram", 2)]:  # in memory it is converted to fp32, twice the size
+            out, says = run(*base, "--storage", storage, "--device-budget", 100)[1:]
+            self.assertEqual(out, b"")
+            smallest = int(re.search(r"smallest takes (\d+) bytes", says).group(1))
+            self.assertGreaterEqual(smallest, scale * seen["blocks"][0]["bytes"])
+            self.refused(*base, "--storage", storage, "--device-budget", smallest - 1, code=1, says=["--device-budget", str(smallest)])
+            stats = self.folder / "budget.json"
+            self.ok(*base, "--storage", storage, "--device-budget", smallest, "--stats", stats)
+            self.assertEqual(json.loads(stats.read_text())["peak_resident_blocks"], 3)
 
 
 class Tokenize(CliTest):
@@ -148,9 +179,17 @@ class Generate(CliTest):
         self.assertFalse(out.endswith(b"\n\n"))
         self.assertNotIn(b"Hello", out)
         self.assertNotIn(b"block-streamer", out)
-        for part in ["storage: ", "dtype: ", "tokens/s", "GB/s", "finished by "]:
+        for part in ["storage: ", "dtype: ", "tokens/s", "GB/s", "finished "]:
             self.assertIn(part, err)
         self.assertNotIn("error", err)
+
+    def test_the_end_is_said_in_words(self):
+        base = ["generate", "--model", self.model, "--device", "cpu", "--dtype", "fp32", "--prompt", "Hello"]
+        code, out, err = run(*base, "--max-new-tokens", 1)
+        self.assertIn("finished after --max-new-tokens: 5 prompt and 1 new tokens", err)
+        self.assertNotIn("tokens/s", err)  # one token has no pace
+        code, out, err = run(*base, "--max-new-tokens", 30, "--stop", self.generate("--prompt", "Hello", "--max-new-tokens", 8).decode()[4:6])
+        self.assertIn("finished at a stop text: ", err)
 
     def test_tiers_prefetch_and_budget_give_the_same_text(self):
         texts = {
@@ -220,12 +259,18 @@ class Generate(CliTest):
         self.assertEqual(seen["visits"], seen["passes"] * tiny_model.LAYERS)
         self.assertEqual(seen["peak_resident_blocks"], 2)
         self.assertGreater(seen["bytes_read"], 0)
+        # The file's bf16 is converted to fp32 at each visit, into a place of its own.
+        block = json.loads(self.ok("inspect", "--model", self.model, "--json"))["largest_block_bytes"]
+        self.assertGreaterEqual(seen["bound_bytes"], 2 * block)
+        self.assertLess(seen["bound_bytes"], 2 * block * 1.02)  # tensors begin at multiples of 256
+        self.assertEqual(seen["bytes_converted"], seen["visits"] * seen["bound_bytes"])
         events = json.loads(trace.read_text())["traceEvents"]
+        self.assertEqual(sum(e["name"] == "convert" for e in events), seen["visits"])
         self.assertTrue({"storage", "compute"} <= {e["args"]["name"] for e in events if e["ph"] == "M" and "name" in e["args"]})
 
     def test_a_prompt_longer_than_the_positions(self):
         self.refused("generate", "--model", self.model, "--device", "cpu", "--prompt", "a" * 200, says=["200 tokens", "128", "max_position_embeddings"])
-        self.assertIn("finished by positions", run("generate", "--model", self.model, "--device", "cpu", "--prompt", "a" * 120)[2])
+        self.assertIn("finished at the model's last position", run("generate", "--model", self.model, "--device", "cpu", "--prompt", "a" * 120)[2])
 
     def test_interrupt_ends_with_the_text_so_far(self):
         model = tiny_model.write_model(self.folder / "long")
@@ -239,7 +284,7 @@ class Generate(CliTest):
         out, err = running.communicate(timeout=120)
         self.assertEqual(running.returncode, 130, err)
         (first + out).decode()
-        self.assertIn("cancelled", err.decode())
+        self.assertIn("interrupted: ", err.decode())
 
 
 class BadInput(CliTest):
@@ -282,7 +327,37 @@ class BadInput(CliTest):
 
     def test_weights_that_are_not_finite(self):
         model = tiny_model.write_model(self.folder / "nan", poison="model.norm.weight")
-        self.refused("generate", "--model", model, "--device", "cpu", "--prompt", "a", says="not a number")
+        base = ["--device", "cpu", "--prompt", "a"]
+        self.refused("generate", "--model", model, *base, code=1, says=["not finite", "in the logits"])
+        model = tiny_model.write_model(self.folder / "nan-block", poison="model.layers.1.mlp.up_proj.weight")
+        for dtype in ["fp32", "bf16"]:
+            out = self.refused("generate", "--model", model, *base, "--dtype", dtype, code=1,
+                               says=["the prompt, new token 1", "not finite", "in the output of block 1"])  # fmt: skip
+            self.assertEqual(out, b"")
+        prompts, output = self.folder / "nan.txt", self.folder / "nan.jsonl"
+        prompts.write_text("a\nb\n")
+        self.refused("generate", "--model", model, "--device", "cpu", "--batch", 2, "--prompt-file", prompts, "--output", output, code=1, says=["prompt 1", "block 1"])
+        self.assertFalse(output.exists())
+
+    def sharded(self, name, claims):
+        """The model in one shard with an index; `claims`: what the index says besides."""
+        model = self.broken(name)
+        (model / "model.safetensors").rename(model / "model-00001-of-00002.safetensors")
+        tiny_model.write_safetensors(model / "model-00002-of-00002.safetensors", {"rotary_emb.inv_freq": ((2,), [1.0, 0.5])})
+        weight_map = {tensor: "model-00001-of-00002.safetensors" for tensor in tiny_model.shapes()} | claims
+        (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+        return model
+
+    def test_an_index_that_lies(self):
+        name = "model.layers.1.mlp.up_proj.weight"
+        lies = {name: "model-00002-of-00002.safetensors"}
+        self.refused_everywhere(self.sharded("lies", lies), ["model-00002-of-00002.safetensors", name])
+        # Public checkpoints name tensors that no file holds; nothing that computes needs these.
+        model = self.sharded("odd", {"lm_head.weight": "model-00002-of-00002.safetensors", "mtp.fc.weight": "model-00002-of-00002.safetensors"})
+        code, out, err = run("generate", "--model", model, "--device", "cpu", "--dtype", "fp32", "--prompt", "a", "--max-new-tokens", 4)
+        self.assertEqual(out, self.generate("--prompt", "a", "--max-new-tokens", 4), err)
+        self.assertIn("warning: ", err)
+        self.assertIn("'lm_head.weight', missing in model-00002-of-00002.safetensors", err)
 
     def test_outputs_that_cannot_be_written(self):
         base = ["generate", "--model", self.model, "--device", "cpu", "--prompt", "a", "--max-new-tokens", 1]
@@ -318,6 +393,128 @@ class BadInput(CliTest):
         self.assertEqual(code, 0, err)
         if "no CUDA: " in err:
             self.refused("generate", "--model", self.model, "--prompt", "a", "--device", "cuda", says="--device cuda")
+
+
+class Finetune(CliTest):
+    TEXT = "In the beginning was a text, and it was not long. " * 12
+
+    def setUp(self):
+        self.data = self.folder / "data.txt"
+        self.data.write_text(self.TEXT)
+        self.adapter = self.folder / self.id().split(".")[-1]
+        self.base = ["finetune", "--model", self.model, "--device", "cpu", "--dtype", "fp32", "--data", self.data, "--seq-len", 40, "--lr", 1e-2]
+
+    def train(self, output, *arguments):
+        code, out, err = run(*self.base, "--output", output, *arguments)
+        self.assertEqual((code, out), (0, b""), err)
+        return err
+
+    def test_an_adapter_is_trained_saved_and_used(self):
+        err = self.train(self.adapter, "--steps", 6, "--eval-data", self.data, "--rank", 4)
+        self.assertRegex(err, r"trainable \d+ of \d+ parameters \([\d.]+ %\)")
+        self.assertEqual(len(re.findall(r"step 6\b", err)), 1, err)  # the last step once
+        before, after = map(float, re.findall(r"held-out loss \w+: ([\d.]+) nats", err))
+        self.assertLess(after, before)
+        self.assertEqual({f.name for f in self.adapter.iterdir()}, {"adapter_config.json", "adapter_model.safetensors"})
+        evaluate = ["evaluate", "--model", self.model, "--device", "cpu", "--dtype", "fp32", "--data", self.data, "--seq-len", 40]
+        plain, tuned = [float(re.match(rb"loss ([\d.]+) nats per token, perplexity", self.ok(*evaluate, *more)).group(1)) for more in [[], ["--adapter", self.adapter]]]
+        self.assertAlmostEqual(plain, before, places=3)
+        self.assertAlmostEqual(tuned, after, places=3)
+        self.refused(*self.base, "--output", self.adapter, code=1, says=["not empty", "--overwrite"])
+        self.train(self.adapter, "--steps", 1, "--overwrite")
+
+    def test_going_on_with_an_adapter(self):
+        form = ["--rank", 4, "--alpha", 8, "--dropout", "0.25", "--targets", "q_proj,down_proj", "--top-fraction", "0.5"]
+        self.train(self.adapter, "--steps", 1, *form)
+        more = self.folder / "more"
+        self.train(more, "--steps", 1, "--adapter", self.adapter, *form)
+        self.train(more, "--steps", 1, "--adapter", self.adapter, "--overwrite")
+        kept = json.loads((more / "adapter_config.json").read_text())
+        self.assertEqual((kept["r"], kept["lora_alpha"], kept["lora_dropout"]), (4, 8, 0.25))
+        self.assertEqual(kept["target_modules"], ["down_proj", "q_proj"])
+        self.assertEqual(kept["layers_to_transform"], [1, 2])
+        for option, value, has in [("--rank", 16, "rank is 4"), ("--alpha", 32, "alpha is 8"), ("--dropout", 0, "dropout is 0.25"),
+                                   ("--targets", "all-linear", "targets are down_proj q_proj"), ("--targets", "q_proj", "down_proj"),
+                                   ("--top-fraction", 1, "2 of 3 layers, from layer 1")]:  # fmt: skip
+            self.refused(*self.base, "--output", self.folder / "never", "--steps", 1, "--adapter", self.adapter, option, value, code=1, says=[option, has, str(self.adapter)])
+        self.assertFalse((self.folder / "never").exists())
+
+    def test_data_without_anything_to_train_on(self):
+        for name, text, says in [("empty.txt", "", "no text"), ("empty.jsonl", "\n", "no row"),
+                                 ("long.jsonl", json.dumps({"prompt": "a" * 60, "completion": "b"}) + "\n", "none of its 1 rows")]:  # fmt: skip
+            data = self.folder / name
+            data.write_text(text)
+            self.refused("finetune", "--model", self.model, "--device", "cpu", "--data", data, "--seq-len", 40, "--output", self.folder / "never", code=1, says=[name, says])
+
+
+class Terminal(CliTest):
+    """Standard output and error on one terminal, and something that happens while the program runs."""
+
+    def on_a_terminal(self, arguments, sign, act):
+        """(exit code, what the terminal got); act(process) is called once `sign` was seen there."""
+        parent, child = pty.openpty()
+        running = subprocess.Popen([PROGRAM, *map(str, arguments), "--device", "cpu", "--dtype", "fp32"],
+                                   stdin=subprocess.DEVNULL, stdout=child, stderr=child)  # fmt: skip
+        os.close(child)
+        seen, acted = b"", False
+        while True:
+            try:
+                piece = os.read(parent, 4096)
+            except OSError:  # the program has ended
+                break
+            seen += piece
+            if not acted and re.search(sign, seen):
+                act(running)
+                acted = True
+        os.close(parent)
+        self.assertTrue(acted, seen[-500:])
+        return running.wait(timeout=120), seen
+
+    def cut_off(self, name, sign, *arguments):
+        """What is shown when the weights' file loses its end."""
+        model = pathlib.Path(shutil.copytree(self.model, self.folder / name))
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1000000, "eos_token_id": None}))
+        (model / "generation_config.json").unlink()
+        command = ["generate", "--model", model, "--storage", "file", "--max-new-tokens", "900000", *arguments]
+        code, seen = self.on_a_terminal(command, sign, lambda _: os.truncate(model / "model.safetensors", 3000))
+        self.assertEqual(code, 1, seen[-500:])
+        return seen
+
+    def test_an_error_leaves_the_text_that_stands_there(self):
+        seen = self.cut_off("cut-text", rb"[^\n]{10}", "--prompt", "Hello")
+        text, error = seen.split(b"block-streamer: error: ")
+        self.assertIn(b"model.safetensors", error)
+        self.assertNotIn(b"\x1b[K", text[:10])
+        self.assertTrue(text.endswith(b"\n\r\x1b[K"), text[-40:])
+
+    def test_an_error_removes_the_progress_bar(self):
+        prompts = self.folder / "bar.txt"
+        prompts.write_text("Hello\n")
+        seen = self.cut_off("cut-bar", rb"token \d+/900000", "--batch", 1, "--prompt-file", prompts, "--output", self.folder / "bar.jsonl")
+        bar, error = seen.split(b"block-streamer: error: ")
+        self.assertIn(b"model.safetensors", error)
+        self.assertTrue(bar.endswith(b"\r\x1b[K"), bar[-40:])
+        self.assertFalse((self.folder / "bar.jsonl").exists())
+
+    def test_interrupts(self):
+        data, adapter = self.folder / "long.txt", self.folder / "interrupted"
+        data.write_text(Finetune.TEXT * 2000)
+        interrupt = lambda running: running.send_signal(signal.SIGINT)  # noqa: E731
+        base = ["--model", self.model, "--data", data, "--seq-len", 40]
+        code, seen = self.on_a_terminal(["evaluate", *base], rb"row \d+/", interrupt)
+        self.assertEqual(code, 130, seen[-500:])
+        self.assertRegex(seen, rb"block-streamer: interrupted after \d+ scored tokens")
+        self.assertNotIn(b"perplexity", seen)
+        code, seen = self.on_a_terminal(["finetune", *base, "--output", adapter], rb"step \d+/", interrupt)
+        self.assertEqual(code, 130, seen[-500:])
+        self.assertRegex(seen, rb"adapter saved in \S+ after step \d+")
+        self.assertTrue((adapter / "adapter_model.safetensors").exists())
+        again = self.folder / "never-begun"  # the first evaluation is not reported by its half
+        code, seen = self.on_a_terminal(["finetune", *base, "--eval-data", data, "--output", again], rb"held-out row \d+/", interrupt)
+        self.assertEqual(code, 130, seen[-500:])
+        self.assertNotIn(b"held-out loss", seen)
+        self.assertFalse(again.exists())
 
 
 class SmolLM2(CliTest):

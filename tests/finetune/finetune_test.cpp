@@ -11,6 +11,7 @@
 
 #include <cmath>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -121,6 +122,15 @@ TEST_CASE("training lowers the loss that evaluation measures") {
   CHECK(before.scored == 45);
   CHECK(before.tokens == 60);
   CHECK(after.mean_loss < 0.9 * before.mean_loss);
+  CHECK(tiny.streamer.is_training());
+}
+
+TEST_CASE("an evaluation that ends in an exception leaves the mode as it was") {
+  const auto rows = some_rows();
+  Tiny tiny;
+  tiny.streamer.train();
+  const auto fail = [](std::size_t) -> bool { throw std::runtime_error{"enough"}; };
+  CHECK_THROWS_AS(bs::evaluate_rows(tiny.model, tiny.streamer, rows, 2, fail), std::runtime_error);
   CHECK(tiny.streamer.is_training());
 }
 

@@ -3,6 +3,7 @@
 
 #include <block_streamer/device/host_backend.hpp>
 #include <block_streamer/generate/text_generator.hpp>
+#include <block_streamer/lora/lora_adapter.hpp>
 #include <block_streamer/models/decoder_model.hpp>
 #include <block_streamer/storage/file_storage.hpp>
 #include <block_streamer/streamer.hpp>
@@ -12,6 +13,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -180,6 +182,30 @@ TEST_CASE("prompts that cannot be continued are refused by number") {
         std::string::npos);
   CHECK_THROWS_AS(tiny.generate({{500}}, {}), bs::Error);
   CHECK(tiny.generate({ids_of("a")}, {.max_new_tokens = 2}).new_tokens == 2);  // usable after it
+}
+
+TEST_CASE("logits that are not finite end the run and name the first block that made them so") {
+  Tiny tiny{"llama_gqa"};
+  const auto blocks = tiny.model.blocks();
+  std::vector<bs::LoraBlock> list;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    list.push_back({tiny.model.layout().blocks[i].prefix, blocks[i].weight_specs()});
+  }
+  const auto adapter = bs::make_lora_adapter(list, {.rank = 2}, at::kCPU);
+  tiny.streamer.attach(adapter.table(list));
+  for (const auto& module : adapter.modules()) {
+    if (module.site.block == 1) module.b.detach().fill_(std::nan(""));
+  }
+  const std::string one = message_of(
+      [&] { static_cast<void>(tiny.generate({four_prompts[0]}, {.max_new_tokens = 3})); });
+  CHECK(one ==
+        "the prompt, new token 1: the logits are not finite; the first value that is not is in the "
+        "output of block 1");
+  CHECK(message_of([&] {
+          static_cast<void>(tiny.generate(four_prompts, {.max_new_tokens = 3}));
+        }).starts_with("prompt 1, new token 1: "));
+  for (const auto& module : adapter.modules()) module.b.detach().fill_(0);
+  CHECK(tiny.generate({four_prompts[0]}, {.max_new_tokens = 3}).new_tokens == 3);
 }
 
 TEST_CASE("a caller may end a run between passes and keeps its text") {

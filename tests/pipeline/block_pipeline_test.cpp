@@ -21,6 +21,18 @@ bs::PipelineOptions small_options(std::uint32_t ahead) {
   return options;
 }
 
+/// Counts the spans of finishers.
+struct ConvertSpans {
+  std::uint64_t count = 0;
+  std::uint64_t byte_count = 0;
+  [[nodiscard]] bool enabled() const noexcept { return true; }
+  void record(const bs::TraceEvent& event) noexcept {
+    if (event.name != "convert" || event.lane != bs::Lane::compute) return;
+    ++count;
+    byte_count += event.byte_count;
+  }
+};
+
 enum class TierKind { inline_reads, held_reads, memory };
 
 bs::AnyStorage make_tier(TierKind kind, const std::vector<bs::BlockImage>& images,
@@ -173,9 +185,16 @@ TEST_CASE("a finisher's bound form is what the visit sees, and the wire slot is 
     support::ReadScript script;
     HostBackend backend{host};
     auto compute = backend.make_stream();
-    bs::BlockPipeline<HostBackend> pipeline{support::ScriptedTier{images, script}, backend,
-                                            small_options(0), std::make_unique<Doubler>(images)};
+    ConvertSpans spans;
+    auto options = small_options(0);
+    options.trace = spans;
+    bs::BlockPipeline<HostBackend> pipeline{support::ScriptedTier{images, script}, backend, options,
+                                            std::make_unique<Doubler>(images)};
     std::uint64_t converted = 0;
+    std::uint64_t largest = 0;
+    for (const auto& image : images)
+      largest = std::max(largest, 2 * image.layout.slot_byte_count[0]);
+    CHECK(pipeline.statistics().bound_bytes == 0);
     for (int round = 0; round < 3; ++round) {
       auto pass = pipeline.begin_pass(bs::ascending(0, 5), bs::ascending(0, 5), compute);
       for (std::size_t b = 0; b < 5; ++b) {
@@ -190,6 +209,11 @@ TEST_CASE("a finisher's bound form is what the visit sees, and the wire slot is 
       }
     }
     CHECK(pipeline.statistics().bytes_converted == converted);
+    CHECK(spans.count == 15);
+    CHECK(spans.byte_count == converted);
+    CHECK(pipeline.statistics().bound_bytes == largest);
+    pipeline.close();
+    CHECK(pipeline.statistics().bound_bytes == 0);
   }
 }
 

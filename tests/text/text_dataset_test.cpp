@@ -127,10 +127,10 @@ TEST_CASE_METHOD(Fixture, "a bad row is named by file and line") {
 }
 
 TEST_CASE_METHOD(Fixture, "empty, malformed and foreign data are refused") {
-  CHECK(has(message_of<bs::FormatError>([&] { (void)open("a.txt", ""); }), "no data"));
-  CHECK(has(message_of<bs::FormatError>([&] { (void)open("a.jsonl", "\n\n"); }), "no data"));
+  CHECK(has(message_of<bs::FormatError>([&] { (void)open("a.txt", ""); }), "no text"));
+  CHECK(has(message_of<bs::FormatError>([&] { (void)open("a.jsonl", "\n\n"); }), "no row"));
   CHECK(has(message_of<bs::FormatError>([&] { (void)open("a.jsonl", "{\"text\":\"\"}"); }),
-            "1 rows dropped"));
+            "none of its 1 rows"));
   CHECK_THROWS_AS(open("a.csv", "a,b"), bs::UnsupportedError);
   try {
     open("a.jsonl", "{\"text\":\"a\"}\n\xFF");

@@ -15,6 +15,7 @@ TEST_CASE("peaks follow the gauges and a reset restarts them from what is reside
   s.remove_resident(100);
   s.bytes_read = 7;
   s.storage_wait_s = 0.5;
+  s.bound_bytes = 9;
   CHECK(s.peak_resident_blocks == 2);
   CHECK(s.peak_resident_bytes == 150);
   CHECK(s.resident_bytes == 50);
@@ -22,6 +23,7 @@ TEST_CASE("peaks follow the gauges and a reset restarts them from what is reside
   s.reset();
   CHECK(s.bytes_read == 0);
   CHECK(s.storage_wait_s == 0);
+  CHECK(s.bound_bytes == 9);
   CHECK(s.resident_blocks == 1);
   CHECK(s.peak_resident_blocks == 1);
   CHECK(s.peak_resident_bytes == 50);
@@ -41,8 +43,9 @@ TEST_CASE("the list names every statistic once, in order, with its value") {
   s.resident_bytes = 10;
   s.peak_resident_blocks = 11;
   s.peak_resident_bytes = 12;
-  s.storage_wait_s = 13;
-  s.device_wait_s = 14;
+  s.bound_bytes = 13;
+  s.storage_wait_s = 14;
+  s.device_wait_s = 15;
   std::set<std::string> names;
   double expected = 1;
   bs::for_each_statistic(s, [&](std::string_view name, auto value) {
@@ -51,6 +54,6 @@ TEST_CASE("the list names every statistic once, in order, with its value") {
     names.emplace(name);
     CHECK(std::is_same_v<decltype(value), double> == name.ends_with("_s"));
   });
-  CHECK(names.size() == 14);
+  CHECK(names.size() == 15);
   CHECK(names.contains("bytes_copied_out"));
 }

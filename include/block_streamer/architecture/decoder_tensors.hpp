@@ -27,7 +27,8 @@ struct ExpectedTensor {
   const std::uint64_t query = config.head_count * config.head_dim;
   const std::uint64_t key = config.kv_head_count * config.head_dim;
   std::vector<ExpectedTensor> tensors;
-  const auto linear = [&tensors](std::string name, std::uint64_t out, std::uint64_t in, bool bias) {
+  const auto linear = [&tensors](const std::string& name, std::uint64_t out, std::uint64_t in,
+                                 bool bias) {
     tensors.push_back({name + ".weight", {out, in}});
     if (bias) tensors.push_back({name + ".bias", {out}});
   };

@@ -55,6 +55,7 @@ inline void check_tensor(const ModelConfig& config, const Checkpoint& checkpoint
 class ExtraTensors {
  public:
   ExtraTensors(const ModelConfig& config, ModelLayout& layout) : config_{config}, layout_{layout} {
+    names_.reserve(layout.block_shapes.size());
     for (const ExpectedTensor& tensor : layout.block_shapes) names_.push_back(tensor.name);
     std::sort(names_.begin(), names_.end());
   }
@@ -76,7 +77,7 @@ class ExtraTensors {
         remember_unexpected(*parsed, name);
       }
     } else if (name != embedding_name && name != final_norm_name && name != head_name) {
-      foreign_.push_back(std::string{name});
+      foreign_.emplace_back(name);
       layout_.ignored.emplace_back(name);
     }
   }

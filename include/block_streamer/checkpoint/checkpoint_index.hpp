@@ -35,7 +35,7 @@ inline void check_shard_name(const std::string& path, const std::string& tensor,
 /// @throws FormatError naming the path, the tensor and the fault.
 [[nodiscard]] inline CheckpointIndex parse_checkpoint_index(const std::string& path,
                                                             std::string_view text) {
-  const nlohmann::json document = parse_json(path, text);
+  const nlohmann::json document = parse_json(text, path);
   const auto map = document.is_object() ? document.find("weight_map") : document.end();
   if (map == document.end() || !map->is_object()) {
     throw FormatError{path, "the index has no object 'weight_map'"};

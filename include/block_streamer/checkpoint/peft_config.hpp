@@ -185,7 +185,7 @@ inline void read_peft_patterns(const PeftFields& fields, const std::string& path
 /// @throws UnsupportedError naming the field if the adapter uses what is not implemented (DoRA,
 /// biases, modules_to_save, …); unknown fields are refused unless they are off.
 [[nodiscard]] inline PeftConfig parse_peft_config(const std::string& path, std::string_view text) {
-  if (!parse_json(path, text).is_object()) throw FormatError{path, "not a JSON object"};
+  if (!parse_json(text, path).is_object()) throw FormatError{path, "not a JSON object"};
   const detail::PeftJson json = detail::PeftJson::parse(text.begin(), text.end());
   const detail::PeftFields fields{json, path};
   detail::check_peft_kind(fields);

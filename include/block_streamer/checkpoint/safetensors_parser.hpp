@@ -200,7 +200,7 @@ class SafetensorsHandler {
 /// @brief Parses the header's JSON text. @throws FormatError
 [[nodiscard]] inline ParsedSafetensors parse_safetensors_json(const std::string& path,
                                                               std::string_view text) {
-  refuse_nul(path, text, 8);
+  refuse_nul(text, path, 8);
   SafetensorsHandler handler{path};
   nlohmann::json::sax_parse(text.begin(), text.end(), &handler);
   return handler.take();

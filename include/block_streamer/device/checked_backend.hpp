@@ -143,13 +143,13 @@ class CheckedBackend : public detail::NativeStreamOf<B> {
   [[nodiscard]] ViolationLog log() const { return shared_->log(); }
   [[nodiscard]] B& inner() noexcept { return inner_; }
   /// @brief How messages call the stream, e.g. "copy stream".
-  void label(Stream& stream, std::string name) {
-    Session{*shared_}.order().rename(stream.actor_, std::move(name));
+  void label(Stream& stream, const std::string& name) {
+    Session{*shared_}.order().rename(stream.actor_, name);
   }
   /// @brief How messages call the calling thread.
-  void label_this_thread(std::string name) {
+  void label_this_thread(const std::string& name) {
     Session session{*shared_};
-    session.order().rename(session.this_thread(), std::move(name));
+    session.order().rename(session.this_thread(), name);
   }
 
   [[nodiscard]] DeviceBuffer allocate_device(std::size_t byte_count) {

@@ -23,8 +23,28 @@ struct Evaluation {
   std::uint64_t tokens = 0;  ///< tokens that went through the model
 };
 
-/// @brief Mean loss over rows, in evaluation mode: −ln p of every trained token given those before
-/// it in its row, summed and divided by their number. A row's first token is never scored.
+namespace detail {
+/// Evaluation mode until destroyed, exceptions included.
+template <class Streamer>
+class EvaluationMode {
+ public:
+  explicit EvaluationMode(Streamer& streamer)
+      : streamer_{streamer}, was_training_{streamer.is_training()} {
+    streamer.eval();
+  }
+  EvaluationMode(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(const EvaluationMode&) = delete;
+  ~EvaluationMode() { streamer_.train(was_training_); }
+
+ private:
+  Streamer& streamer_;
+  bool was_training_;
+};
+}  // namespace detail
+
+/// @brief Mean loss over rows, in evaluation mode (left again on every path): −ln p of every
+/// trained token given those before it in its row, summed and divided by their number. A row's
+/// first token is never scored.
 /// @param batch      rows that share a pass.
 /// @param after_each called with the rows done so far; return false to stop early.
 /// @pre some token is scored.
@@ -32,8 +52,7 @@ template <class Model, class Streamer>
 [[nodiscard]] Evaluation evaluate_rows(const Model& model, Streamer& streamer,
                                        std::span<const TextRow> rows, std::size_t batch,
                                        const std::function<bool(std::size_t)>& after_each = {}) {
-  const bool was_training = streamer.is_training();
-  streamer.eval();
+  const detail::EvaluationMode<Streamer> evaluating{streamer};
   const c10::NoGradGuard no_grad;
   Evaluation result;
   LossTotal total;
@@ -48,7 +67,6 @@ template <class Model, class Streamer>
     result.tokens += together.tokens;
     if (after_each && !after_each(begin + some.size())) break;
   }
-  streamer.train(was_training);
   result.mean_loss = total.mean();
   result.scored = total.count();
   return result;

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <block_streamer/core/error.hpp>
-#include <block_streamer/finetune/non_finite.hpp>
 #include <block_streamer/finetune/row_batch.hpp>
+#include <block_streamer/models/non_finite.hpp>
 #include <block_streamer/optim/adamw.hpp>
 #include <block_streamer/train/token_loss.hpp>
 

@@ -7,14 +7,17 @@
 #include <block_streamer/generate/generation.hpp>
 #include <block_streamer/layers/kv_cache.hpp>
 #include <block_streamer/models/decoder_model.hpp>
+#include <block_streamer/models/non_finite.hpp>
 #include <block_streamer/text/tokenizer.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -31,6 +34,13 @@ template <class S>
 concept decoder_runner = requires(S& runner, const at::Tensor& hidden,
                                   models::DecoderContext& context) {
   { runner.forward(hidden, context) } -> std::convertible_to<at::Tensor>;
+};
+
+/// A runner that can show what leaves each block, as Streamer::forward_observed() does.
+template <class S>
+concept observable_decoder_runner = decoder_runner<S> &&
+    requires(S& runner, const at::Tensor& hidden, models::DecoderContext& context) {
+  runner.forward_observed(hidden, context, [](BlockId, const at::Tensor&) {});
 };
 
 /// @brief Continues prompts: all of them are read in one pass, then every pass makes one token for
@@ -52,8 +62,9 @@ class TextGenerator {
       : model_{&model}, runner_{&runner}, tokenizer_{&tokenizer} {}
 
   /// @param prompts  ids, at least one a row.
-  /// @throws Error naming the row if a prompt is empty or leaves no position for a new token; what
-  /// the runner throws.
+  /// @throws Error naming the row if a prompt is empty or leaves no position for a new token, or if
+  /// its logits are not finite: then with the first block whose output is not, if the runner can be
+  /// observed; what the runner throws.
   [[nodiscard]] GenerationReport generate(std::span<const std::vector<std::int32_t>> prompts,
                                           const GenerationOptions& options,
                                           const GenerationObserver& observer = {}) {
@@ -64,7 +75,7 @@ class TextGenerator {
       batch.rows.emplace_back(*tokenizer_, options, i, prompts[i].size());
       batch.report.prompt_tokens += prompts[i].size();
     }
-    at::Tensor ids = batch.prompt_ids(prompts);  // (B,T)
+    at::Tensor ids = batch.prompt_ids();  // (B,T)
     const Clock::time_point started = Clock::now();
     Clock::time_point first_token = started;
     while (any_running(batch)) {
@@ -89,7 +100,8 @@ class TextGenerator {
   struct Batch {
     Batch(const models::DecoderModel& model, std::span<const std::vector<std::int32_t>> prompts,
           const GenerationOptions& options)
-        : longest{longest_of(prompts)},
+        : inputs{prompts},
+          longest{longest_of(prompts)},
           cache{model.make_cache(static_cast<std::int64_t>(prompts.size()),
                                  capacity(longest, model, options))} {
       for (const auto& prompt : prompts) {
@@ -110,16 +122,17 @@ class TextGenerator {
           std::min(options.max_new_tokens - 1, static_cast<std::uint64_t>(positions - longest));
       return longest + static_cast<std::int64_t>(wanted);
     }
-    [[nodiscard]] at::Tensor prompt_ids(std::span<const std::vector<std::int32_t>> prompts) const {
-      at::Tensor ids = at::empty({static_cast<std::int64_t>(prompts.size()), longest}, at::kLong);
+    [[nodiscard]] at::Tensor prompt_ids() const {
+      at::Tensor ids = at::empty({static_cast<std::int64_t>(inputs.size()), longest}, at::kLong);
       std::int64_t* out = ids.data_ptr<std::int64_t>();
-      for (const auto& prompt : prompts) {
+      for (const auto& prompt : inputs) {
         out = std::fill_n(out, longest - static_cast<std::int64_t>(prompt.size()), std::int64_t{0});
         out = std::copy(prompt.begin(), prompt.end(), out);
       }
       return ids;
     }
 
+    std::span<const std::vector<std::int32_t>> inputs;  ///< the prompts' ids, the caller's
     std::int64_t longest;
     std::vector<std::int64_t> padding;  ///< at the left of each row
     KvCache cache;
@@ -133,8 +146,7 @@ class TextGenerator {
     expects(options.max_new_tokens > 0 && options.chunk_tokens > 0,
             "max_new_tokens and chunk_tokens are positive");
     for (std::size_t i = 0; i < prompts.size(); ++i) {
-      const std::string which =
-          prompts.size() == 1 ? "the prompt" : "prompt " + std::to_string(i + 1);
+      const std::string which = name_of_prompt(i, prompts.size());
       if (prompts[i].empty()) throw Error{which + " has no token to continue from"};
       if (prompts[i].size() > model_->config().max_position) {
         throw Error{which + " has " + std::to_string(prompts[i].size()) +
@@ -143,6 +155,35 @@ class TextGenerator {
                     " (max_position_embeddings in " + model_->config().path + ")"};
       }
     }
+  }
+
+  static std::string name_of_prompt(std::size_t index, std::size_t count) {
+    return count == 1 ? "the prompt" : "prompt " + std::to_string(index + 1);
+  }
+
+  /// A token chosen from such logits would be meaningless, and so would all after it.
+  void expect_finite(const Batch& batch, std::size_t row, std::span<const float> logits,
+                     const GenerationOptions& options) const {
+    if (std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); })) return;
+    std::string what = name_of_prompt(row, batch.inputs.size()) + ", new token " +
+                       std::to_string(batch.rows[row].result().ids.size() + 1) +
+                       ": the logits are not finite";
+    if constexpr (observable_decoder_runner<Runner>) {
+      what += "; the first value that is not is in " + locate(batch, row, options);
+    }
+    throw Error{what};
+  }
+  /// Runs the row's text again, alone and from the start.
+  [[nodiscard]] std::string locate(const Batch& batch, std::size_t row,
+                                   const GenerationOptions& options) const {
+    std::vector<std::int64_t> text{batch.inputs[row].begin(), batch.inputs[row].end()};
+    const auto& made = batch.rows[row].result().ids;
+    text.insert(text.end(), made.begin(), made.end());
+    const at::Tensor ids = at::tensor(text, at::kLong).unsqueeze(0);  // (1,T)
+    KvCache cache = model_->make_cache(1, ids.size(1));
+    models::ContextOptions layout{&cache};
+    layout.chunk_tokens = options.chunk_tokens;
+    return first_non_finite(*model_, *runner_, ids, model_->context(ids, layout));
   }
 
   /// One pass over `ids` (B,T); returns the next ids (B,1).
@@ -163,7 +204,9 @@ class TextGenerator {
     for (std::size_t i = 0; i < batch.rows.size(); ++i) {
       GeneratedRow& row = batch.rows[i];
       if (row.running()) {
-        tell(observer, i, row.step({logits.data_ptr<float>() + i * width, named}));
+        const std::span<const float> of_row{logits.data_ptr<float>() + i * width, named};
+        expect_finite(batch, i, of_row, options);
+        tell(observer, i, row.step(of_row));
         ++batch.report.new_tokens;
       }
       out[i] = row.last_id();  // of a row that ended: any token will do

@@ -49,12 +49,12 @@ class BlockPipeline {
   class Lease;
 
   /// @throws ContractViolation for options out of range, Error if a block exceeds the slot budget.
-  BlockPipeline(AnyStorage storage, Backend backend, PipelineOptions options,
+  BlockPipeline(AnyStorage storage, Backend backend, const PipelineOptions& options,
                 std::unique_ptr<Finisher<Backend>> finisher = nullptr,
                 std::unique_ptr<Loop> loop = std::make_unique<Loop>())
       : backend_{std::move(backend)},
         storage_{std::move(storage)},
-        options_{std::move(options)},
+        options_{options},
         finisher_{std::move(finisher)},
         loop_{std::move(loop)},
         shape_{storage_, backend_, options_, registrations_},
@@ -126,6 +126,7 @@ class BlockPipeline {
     if (machine_.failed()) machine_.reset_failure();
     failure_.clear();
     machine_.evict_all();
+    machine_.slots.statistics.bound_bytes = 0;
     transfers_.reset();
   }
   /// @brief The tier, for another pipeline. @pre close() was called; this pipeline is not used
@@ -173,7 +174,10 @@ class BlockPipeline {
               "a pass visits blocks that are stored");
   }
   void open() {
-    if (!transfers_) transfers_.emplace(backend_, shape_.transfer);
+    if (transfers_) return;
+    transfers_.emplace(backend_, shape_.transfer);
+    Guard guard{mutex_, backend_};
+    machine_.slots.statistics.bound_bytes = transfers_->bound().size();
   }
   [[nodiscard]] bool visitor_copies() const noexcept {
     return shape_.mode == FetchMode::addressed && Rules::visitor_copies_ram;
@@ -404,7 +408,9 @@ class BlockPipeline {
         transfers_->bound().first(bound_byte_count_[index_of(visit.part.block)]);
     touch(wire, Access::read, compute);
     touch(bound, Access::write, compute);
+    const Nanoseconds begin = trace_time();
     finisher_->enqueue(visit.part, wire, bound, compute);
+    trace("convert", Lane::compute, visit.part, begin, bound.size());
     {
       Guard guard{mutex_, backend_};
       machine_.slots.statistics.bytes_converted += bound.size();

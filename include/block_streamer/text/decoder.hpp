@@ -66,7 +66,8 @@ class Decoder {
   static void apply(const FuseDecoding&, std::vector<std::string>& tokens) {
     std::string text;
     for (const std::string& token : tokens) text += token;
-    tokens.assign(1, std::move(text));
+    tokens.clear();
+    tokens.push_back(std::move(text));
   }
 
   static std::optional<char> byte_of(std::string_view token) {

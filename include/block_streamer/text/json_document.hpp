@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -15,7 +16,7 @@
 
 namespace block_streamer::inline v1 {
 
-/// Deepest nesting of arrays and objects that a text room's JSON file may have.
+/// Deepest nesting of arrays and objects that a JSON file may have.
 inline constexpr std::size_t max_json_depth = 64;
 
 namespace detail {
@@ -42,7 +43,7 @@ class JsonBuilder {
 
   bool key(std::string& name) {
     json& object = *open_.back();
-    if (object.contains(name)) throw FormatError{path_, "duplicate key \"" + name + "\""};
+    if (object.contains(name)) throw FormatError{path_, "key '" + name + "' is listed twice"};
     slot_ = &object[name];
     return true;
   }
@@ -83,12 +84,25 @@ class JsonBuilder {
   json* slot_ = nullptr;
 };
 
+/// The parser takes a NUL for the end of its input: what follows would go unchecked.
+inline void refuse_nul(std::string_view text, const std::string& path, std::uint64_t text_begin) {
+  if (const auto at = text.find('\0'); at != std::string_view::npos) {
+    throw FormatError{path, "not valid JSON: a zero byte", text_begin + at};
+  }
+}
+
 }  // namespace detail
 
-/// @brief Parses one JSON document that fills `text`.
-/// @throws FormatError naming `path` and, for a syntax error, the byte, if the text is not JSON, is
-/// nested deeper than max_json_depth or repeats a key within an object.
+/// @brief Parses one JSON document that fills `text` and that nobody vouches for.
+/// @param path  for messages.
+/// @throws FormatError naming `path` and, for a syntax error, the byte, if the text is not JSON in
+/// UTF-8, is nested deeper than max_json_depth, repeats a key within an object, or is a Git LFS
+/// pointer.
 [[nodiscard]] inline nlohmann::json parse_json(std::string_view text, const std::string& path) {
+  if (text.starts_with("version https://git-lfs")) {
+    throw FormatError{path, "this is a Git LFS pointer; fetch the file with 'git lfs pull'"};
+  }
+  detail::refuse_nul(text, path, 0);
   nlohmann::json document;
   detail::JsonBuilder builder{document, path};
   nlohmann::json::sax_parse(text.begin(), text.end(), &builder);

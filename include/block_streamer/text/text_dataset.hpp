@@ -61,10 +61,7 @@ class TextDataset {
               "eos must be a token");
       data.read_lines(text, tokenizer, chat_template);
     }
-    if (data.rows_.empty()) {
-      throw FormatError{data.path_, "no data: " + std::to_string(data.dropped_) +
-                                        " rows dropped because nothing in them is trained"};
-    }
+    if (data.rows_.empty()) data.refuse_empty();
     return data;
   }
 
@@ -77,6 +74,18 @@ class TextDataset {
  private:
   TextDataset(std::string path, TextDatasetOptions options)
       : path_{std::move(path)}, options_{options} {}
+
+  [[noreturn]] void refuse_empty() const {
+    if (dropped_ != 0) {
+      throw FormatError{path_, "none of its " + std::to_string(dropped_) +
+                                   " rows has a token that is trained within the first " +
+                                   std::to_string(options_.seq_len) + " tokens"};
+    }
+    const bool lines = std::filesystem::path{path_}.extension() == ".jsonl";
+    throw FormatError{path_, lines
+                                 ? "there is no row in this file"
+                                 : "there is no text in this file (at least 2 tokens are needed)"};
+  }
 
   void cut(const std::vector<std::int32_t>& ids) {
     for (std::size_t begin = 0; begin < ids.size(); begin += options_.seq_len) {

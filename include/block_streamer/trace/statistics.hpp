@@ -25,6 +25,9 @@ struct Statistics {
   std::uint64_t resident_bytes = 0;   ///< device bytes of those slots now
   std::uint64_t peak_resident_blocks = 0;
   std::uint64_t peak_resident_bytes = 0;
+  /// Device bytes of the place that finishers write to, while it is held; 0 without a finisher. On
+  /// top of the resident bytes.
+  std::uint64_t bound_bytes = 0;
   double storage_wait_s = 0;  ///< visitor blocked because a read or a staging chunk was not there
   double device_wait_s = 0;   ///< visitor blocked because the device had not finished a copy
 
@@ -45,6 +48,7 @@ struct Statistics {
     Statistics fresh;
     fresh.resident_blocks = fresh.peak_resident_blocks = resident_blocks;
     fresh.resident_bytes = fresh.peak_resident_bytes = resident_bytes;
+    fresh.bound_bytes = bound_bytes;
     *this = fresh;
   }
   friend bool operator==(const Statistics&, const Statistics&) = default;
@@ -67,6 +71,7 @@ constexpr void for_each_statistic(const Statistics& s, Visitor&& visitor) {
   visitor(std::string_view{"resident_bytes"}, s.resident_bytes);
   visitor(std::string_view{"peak_resident_blocks"}, s.peak_resident_blocks);
   visitor(std::string_view{"peak_resident_bytes"}, s.peak_resident_bytes);
+  visitor(std::string_view{"bound_bytes"}, s.bound_bytes);
   visitor(std::string_view{"storage_wait_s"}, s.storage_wait_s);
   visitor(std::string_view{"device_wait_s"}, s.device_wait_s);
 }
