@@ -105,6 +105,14 @@ set(BLOCK_STREAMER_IO_HEADERS
   pipeline/ticket_pool.hpp
   pipeline/transfers.hpp
   pipeline/visible_lock.hpp
+  simulation/makespan_bound.hpp
+  simulation/recorded_trace.hpp
+  simulation/simulated_backend.hpp
+  simulation/simulated_device.hpp
+  simulation/simulated_storage.hpp
+  simulation/transfer_cost.hpp
+  simulation/virtual_clock.hpp
+  simulation/virtual_loop.hpp
   storage/any_storage.hpp
   storage/async_read.hpp
   storage/decorators/fault_script.hpp
