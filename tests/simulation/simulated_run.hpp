@@ -28,13 +28,13 @@ struct ScenePass {
 
 struct SimulatedScene {
   std::vector<bs::BlockImage> images;
-  std::uint64_t chunk_byte_count = 1000;
+  std::uint64_t chunk_byte_count = 100;
   std::uint32_t ticket_count = 8;
   std::uint32_t ahead = 1;
   std::uint32_t cached = 0;  ///< slots on top of ahead + 1
   bs::DriveModel drive{};
   bs::DeviceModel device{};
-  bool in_ram = false;            ///< the tier is addressable
+  bool in_ram = false;  ///< the tier is addressable
   bool computes_on_host = false;
   std::vector<ScenePass> passes;
 };
@@ -78,8 +78,7 @@ struct SimulatedOutcome {
 [[nodiscard]] inline bs::ReadPlan reads_in(bs::FetchMode mode, const SimulatedScene& scene,
                                            std::size_t block) {
   const bs::BlockImage& image = scene.images[block];
-  if (mode == bs::FetchMode::staged)
-    return bs::plan_staged_reads(image, 0, scene.chunk_byte_count);
+  if (mode == bs::FetchMode::staged) return bs::plan_staged_reads(image, 0, scene.chunk_byte_count);
   return bs::plan_direct_reads(image, 0,
                                mode == bs::FetchMode::in_place
                                    ? scene.chunk_byte_count
@@ -87,8 +86,8 @@ struct SimulatedOutcome {
 }
 
 /// The bound for what the pipeline was asked to do; `free` leaves its own rules out.
-[[nodiscard]] inline bs::Makespan bound_of(const SimulatedScene& scene,
-                                           const SimulatedOutcome& run, bool free = false) {
+[[nodiscard]] inline bs::Makespan bound_of(const SimulatedScene& scene, const SimulatedOutcome& run,
+                                           bool free = false) {
   bs::MakespanModel model = run.model;
   model.one_tenant = model.pass_fork = !free;
   std::vector<bs::ReadPlan> reads;
@@ -105,7 +104,8 @@ struct SimulatedOutcome {
   bs::SlotContents contents(slot_count);
   std::vector<bs::PassWork> work;
   for (const ScenePass& pass : scene.passes) {
-    bs::PassWork done{bs::plan_pass(pass.order, pass.hint, contents, {.prefetch_ahead = ahead}), {}};
+    bs::PassWork done{bs::plan_pass(pass.order, pass.hint, contents, {.prefetch_ahead = ahead}),
+                      {}};
     for (const bs::PartId part : pass.order) {
       done.compute.push_back(pass.compute(bs::index_of(part.block)));
     }
@@ -173,12 +173,10 @@ void visit_all(Pipeline& pipeline, bs::SimulatedBackend& backend, bs::VirtualClo
     outcome.peak_resident = pipeline.statistics().peak_resident_blocks;
   }
   clock.run_dry();
-  const auto ahead =
-      std::min(scene.ahead, static_cast<std::uint32_t>(scene.images.size()) - 1);
+  const auto ahead = std::min(scene.ahead, static_cast<std::uint32_t>(scene.images.size()) - 1);
   outcome.work = plan_scene(scene, outcome.slot_count, ahead);
-  outcome.model = {outcome.mode,      outcome.slot_count, outcome.ticket_count,
-                   scene.drive.cost,  scene.drive.depth,  scene.device.copy_in,
-                   scene.computes_on_host};
+  outcome.model = {outcome.mode,      outcome.slot_count,   outcome.ticket_count,  scene.drive.cost,
+                   scene.drive.depth, scene.device.copy_in, scene.computes_on_host};
   outcome.bound = bound_of(scene, outcome);
   return outcome;
 }

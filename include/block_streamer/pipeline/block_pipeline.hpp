@@ -96,7 +96,7 @@ class BlockPipeline {
     }
     open();
     if (failed()) recover();
-    transfers_->begin_pass(compute, Rules::fork_copies);
+    transfers_->begin_pass(compute, machine_.epoch() + 1);
     PassPlan plan;
     {
       Guard guard{mutex_, backend_};

@@ -38,6 +38,8 @@ struct FetchAction {
   bool wait_for_release =
       false;          ///< before it, the copy stream must wait for the slot's latest release
   bool last = false;  ///< after it, the part is complete in the order of the copy stream
+  /// Before it, the copy stream must wait for what was computed before this pass; 0: it did.
+  std::uint64_t fork_of_epoch = 0;
 };
 
 /// @brief The pipeline's logic as a sans-I/O state machine: events in, actions out, no thread,
@@ -184,6 +186,13 @@ class FetchMachine {
     return Rules::wait_for_release && slots[fetch.slot].release_epoch >= fetch.epoch;
   }
 
+  /// A pass's fork goes in front of its own first copy, not of what an earlier pass asked for
+  /// ahead: that may run while the earlier pass still computes.
+  [[nodiscard]] std::uint64_t take_fork(const Fetch& fetch) noexcept {
+    if (!Rules::fork_copies || fetch.epoch <= forked_epoch_) return 0;
+    return forked_epoch_ = fetch.epoch;
+  }
+
   void begin(Fetch& fetch) {
     slots.begin_fetch(fetch.slot, fetch.part, fetch.reads->needed_byte_count, epoch_);
     fetch.begun = true;
@@ -244,7 +253,8 @@ class FetchMachine {
             ticket,
             fetch.reads,
             place.chunk == 0 && must_wait(fetch),
-            place.chunk + 1 == fetch.chunk_count()};
+            place.chunk + 1 == fetch.chunk_count(),
+            take_fork(fetch)};
   }
 
   std::optional<FetchAction> next_copy_all() {
@@ -262,7 +272,8 @@ class FetchMachine {
                          0,
                          fetch.reads,
                          must_wait(fetch),
-                         true};
+                         true,
+                         take_fork(fetch)};
     }
     return std::nullopt;
   }
@@ -277,6 +288,7 @@ class FetchMachine {
   FetchQueue queue_;
   TicketPool tickets_;
   std::uint64_t epoch_ = 0;
+  std::uint64_t forked_epoch_ = 0;  ///< the latest pass whose fork the copy stream waits for
   std::uint32_t released_ = 0;
   bool in_pass_ = false;
   bool failed_ = false;

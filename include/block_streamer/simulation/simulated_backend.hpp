@@ -93,9 +93,8 @@ class SimulatedBackend {
       return reached(std::make_error_code(std::errc::invalid_argument), 0);
     }
     // std::function copies; the completion is called once all the same.
-    device_->watch(event.latest_, [held = std::make_shared<IoCompletion>(std::move(reached))] {
-      (*held)({}, 0);
-    });
+    device_->watch(event.latest_,
+                   [held = std::make_shared<IoCompletion>(std::move(reached))] { (*held)({}, 0); });
   }
 
   /// @throws ContractViolation if the sizes differ or the ranges overlap.

@@ -25,9 +25,9 @@ namespace block_streamer::inline v1 {
 
 /// A device to simulate.
 struct DeviceModel {
-  TransferCost copy_in;         ///< host to device, and within the device
-  TransferCost copy_out;        ///< device to host, at the same time
-  bool page_locks = true;       ///< false: register_host is refused
+  TransferCost copy_in;           ///< host to device, and within the device
+  TransferCost copy_out;          ///< device to host, at the same time
+  bool page_locks = true;         ///< false: register_host is refused
   bool host_addressable = false;  ///< slots are host memory
 };
 
@@ -48,13 +48,13 @@ struct SimulatedOperation {
   Nanoseconds duration{};
   PartId part{};
   std::uint64_t byte_count = 0;
-  SimulatedPoint awaited{};            ///< wait only
+  SimulatedPoint awaited{};              ///< wait only
   std::function<void()> begin{}, end{};  ///< what happens to the bytes
 };
 
 struct SimulatedStream {
   std::deque<SimulatedOperation> queue;
-  bool running = false;          ///< the front is under way, or waits for its engine or event
+  bool running = false;  ///< the front is under way, or waits for its engine or event
   std::uint64_t enqueued = 0;
   std::uint64_t finished = 0;
   std::vector<std::pair<std::uint64_t, std::function<void()>>> watchers;
@@ -155,9 +155,9 @@ class SimulatedDevice {
   void record(const SimulatedOperation& operation, Nanoseconds begin) {
     if (!trace_.enabled()) return;
     const bool computes = operation.engine == Engine::compute;
-    const Lane lane = computes                               ? Lane::compute
+    const Lane lane = computes                              ? Lane::compute
                       : operation.engine == Engine::copy_in ? Lane::copy_in
-                                                             : Lane::copy_out;
+                                                            : Lane::copy_out;
     trace_.record({computes ? "compute" : "copy", lane, 0, operation.part, begin, clock_->now(),
                    operation.byte_count});
   }

@@ -78,7 +78,11 @@ class SimulatedStorage {
   };
   struct State {
     State(VirtualClock& c, std::vector<BlockImage> i, DriveModel d, Contents bytes, TraceSinkRef t)
-        : clock{c}, images{std::move(i)}, drive{std::move(d)}, contents{std::move(bytes)}, trace{t} {}
+        : clock{c},
+          images{std::move(i)},
+          drive{std::move(d)},
+          contents{std::move(bytes)},
+          trace{t} {}
     State(const State&) = delete;
     State& operator=(const State&) = delete;
     ~State() {
@@ -122,7 +126,12 @@ class SimulatedStorage {
       clock.after(drive.cost.byte_time(read->range.byte_count), [this, read] {
         contents(read->block, read->range, read->out);
         if (trace.enabled()) {
-          trace.record({"read", Lane::storage, 0, {read->block}, read->begin, clock.now(),
+          trace.record({"read",
+                        Lane::storage,
+                        0,
+                        {read->block},
+                        read->begin,
+                        clock.now(),
                         read->range.byte_count});
         }
         transferring = false;
