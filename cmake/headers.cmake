@@ -123,7 +123,11 @@ set(BLOCK_STREAMER_IO_HEADERS
   storage/pooled.hpp
   storage/ram_storage.hpp
   storage/read_contract.hpp
-  storage/storage_tier.hpp)
+  storage/storage_tier.hpp
+  testing/conformance.hpp
+  testing/image_conformance.hpp
+  testing/storage_conformance.hpp
+  testing/watched_reads.hpp)
 set(BLOCK_STREAMER_CUDA_HEADERS
   device/cuda_backend.hpp
   device/cuda_call.hpp
