@@ -26,6 +26,8 @@ namespace block_streamer::inline v1 {
 struct DriveModel {
   TransferCost cost;
   std::uint32_t depth = 32;
+  /// False: reads do not share the drive's link, as if each had its own.
+  bool one_link = true;
   /// Latency of the n-th read on top of the model's own; lets reads overtake each other.
   std::function<Nanoseconds(std::uint64_t number)> delay{};
 };
@@ -118,7 +120,7 @@ class SimulatedStorage {
       }
     }
     void transfer() {
-      if (transferring || found.empty()) return;
+      if ((drive.one_link && transferring) || found.empty()) return;
       transferring = true;
       const auto read = std::exchange(found.front(), nullptr);
       found.pop_front();

@@ -6,6 +6,7 @@
 #include <block_streamer/trace/trace_sink.hpp>
 
 #include <cstddef>
+#include <deque>
 #include <functional>
 #include <iterator>
 #include <map>
@@ -26,13 +27,16 @@ class VirtualClock {
 
   VirtualClock() = default;
   /// @param order  default: the order in which they were scheduled.
-  explicit VirtualClock(Order order) : order_{std::move(order)} {}
+  /// @param tasks_compete  whether tasks given to soon() take part in that, as if the thread that
+  /// runs them could be late.
+  explicit VirtualClock(Order order, bool tasks_compete = false)
+      : order_{std::move(order)}, tasks_compete_{tasks_compete} {}
   VirtualClock(const VirtualClock&) = delete;
   VirtualClock& operator=(const VirtualClock&) = delete;
 
   [[nodiscard]] Nanoseconds now() const noexcept { return now_; }
   /// @brief Events that have not happened.
-  [[nodiscard]] std::size_t pending() const noexcept { return events_.size(); }
+  [[nodiscard]] std::size_t pending() const noexcept { return tasks_.size() + events_.size(); }
 
   /// @throws ContractViolation if `time` has passed.
   void at(Nanoseconds time, Task task) {
@@ -41,8 +45,21 @@ class VirtualClock {
   }
   void after(Nanoseconds delay, Task task) { at(now_ + delay, std::move(task)); }
 
-  /// @brief Goes to the next event and lets it happen; false if there is none.
+  /// @brief Runs the task before the next event, after the tasks that wait already.
+  void soon(Task task) {
+    if (tasks_compete_) return after({}, std::move(task));
+    tasks_.push_back(std::move(task));
+  }
+
+  /// @brief Runs the next task, or goes to the next event and lets it happen; false if there is
+  /// none.
   bool run_one() {
+    if (!tasks_.empty()) {
+      const Task task = std::move(tasks_.front());
+      tasks_.pop_front();
+      task();
+      return true;
+    }
     if (events_.empty()) return false;
     auto next = events_.begin();
     if (order_) {
@@ -68,7 +85,7 @@ class VirtualClock {
   /// host thread does that computes for so long.
   void advance(Nanoseconds duration) {
     const Nanoseconds end = now_ + duration;
-    while (!events_.empty() && events_.begin()->first <= end) run_one();
+    while (!tasks_.empty() || (!events_.empty() && events_.begin()->first <= end)) run_one();
     now_ = end;
   }
   void run_dry() {
@@ -79,7 +96,9 @@ class VirtualClock {
  private:
   Nanoseconds now_{};
   std::multimap<Nanoseconds, Task> events_;  ///< equal times in the order of scheduling
+  std::deque<Task> tasks_;                   ///< due before any event
   Order order_;
+  bool tasks_compete_ = false;
 };
 
 }  // namespace block_streamer::inline v1

@@ -6,15 +6,15 @@
 
 namespace block_streamer::inline v1 {
 
-/// @brief A progress_loop in virtual time: a task is an event that is due at once, and waiting lets
-/// events happen. Tasks take no time.
+/// @brief A progress_loop in virtual time: tasks take no time and run before the next event, and
+/// waiting lets events happen.
 /// **Threads.** One. **Lifetime.** The clock's.
 class VirtualLoop {
  public:
   explicit VirtualLoop(VirtualClock& clock) : clock_{&clock} {}
 
   void post(void (*task)(void*) noexcept, void* context) {
-    clock_->after({}, [task, context] { task(context); });
+    clock_->soon([task, context] { task(context); });
   }
   /// @throws ContractViolation if nothing is left to happen and `done` is still false.
   void wait_until(bool (*done)(void*), void* context) {
