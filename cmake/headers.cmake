@@ -117,6 +117,7 @@ set(BLOCK_STREAMER_IO_HEADERS
   storage/async_read.hpp
   storage/decorators/fault_script.hpp
   storage/decorators/faulty_storage.hpp
+  storage/decorators/traced_storage.hpp
   storage/extent_reader.hpp
   storage/file_storage.hpp
   storage/mapped_storage.hpp
@@ -124,7 +125,9 @@ set(BLOCK_STREAMER_IO_HEADERS
   storage/ram_storage.hpp
   storage/read_contract.hpp
   storage/storage_tier.hpp
+  testing/choices.hpp
   testing/conformance.hpp
+  testing/faulty_backend.hpp
   testing/image_conformance.hpp
   testing/storage_conformance.hpp
   testing/watched_reads.hpp)

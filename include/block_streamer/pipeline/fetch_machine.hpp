@@ -130,18 +130,20 @@ class FetchMachine {
   /// @brief The device has passed the ticket's copies.
   void drained(std::uint32_t ticket) { tickets_.release(ticket); }
   /// @brief All copies of the part in this slot were issued.
-  void copied_all(std::uint32_t slot) { slots.move(slot, Residency::resident, epoch_); }
+  void copied_all(std::uint32_t slot) {
+    if (slots[slot].state == Residency::fetching) slots.move(slot, Residency::resident, epoch_);
+  }
 
   /// @brief Something failed: grants nothing more; what is in flight only returns its ticket. A
   /// ticket that failed itself is reported by arrived() too.
   void fail() {
     failed_ = true;
     for (Fetch& fetch : queue_.all()) {
-      if (fetch.dead || fetch.complete()) continue;
-      fetch.dead = true;
-      if (fetch.begun && slots[fetch.slot].state == Residency::fetching) {
-        slots.clear(fetch.slot, epoch_);
-      }
+      if (!fetch.complete()) fetch.dead = true;
+    }
+    // Of a part copied from RAM all chunks count as arrived before the copy was issued.
+    for (std::uint32_t s = 0; s < slots.all().size(); ++s) {
+      if (slots[s].state == Residency::fetching) slots.clear(s, epoch_);
     }
     queue_.finish_granting();
   }

@@ -87,8 +87,8 @@ class SimulatedDevice {
   /// @brief Calls `reached` as a task once the point is passed.
   void watch(SimulatedPoint point, std::function<void()> reached) {
     if (point.stream->passed(point.operations)) return clock_->soon(std::move(reached));
-    point.stream->watchers.emplace_back(
-        point.operations, [this, task = std::move(reached)] { clock_->soon(task); });
+    point.stream->watchers.emplace_back(point.operations,
+                                        [this, task = std::move(reached)] { clock_->soon(task); });
   }
   [[nodiscard]] VirtualClock& clock() const noexcept { return *clock_; }
 
