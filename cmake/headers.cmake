@@ -125,10 +125,12 @@ set(BLOCK_STREAMER_IO_HEADERS
   storage/ram_storage.hpp
   storage/read_contract.hpp
   storage/storage_tier.hpp
+  testing/backend_conformance.hpp
   testing/choices.hpp
   testing/conformance.hpp
   testing/faulty_backend.hpp
   testing/image_conformance.hpp
+  testing/loop_conformance.hpp
   testing/storage_conformance.hpp
   testing/watched_reads.hpp)
 set(BLOCK_STREAMER_CUDA_HEADERS

@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -43,7 +44,8 @@ class GuardedBuffer {
   }
   [[nodiscard]] bool guards_intact() const noexcept {
     const auto clean = [](std::span<const std::byte> guard) {
-      return std::ranges::all_of(guard, [](std::byte b) { return b == poison; });
+      return guard.front() == poison &&
+             std::memcmp(guard.data(), guard.data() + 1, guard.size() - 1) == 0;
     };
     return clean({memory_.get(), page}) && clean({memory_.get() + page + byte_count_, page});
   }
