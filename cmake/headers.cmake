@@ -105,17 +105,34 @@ set(BLOCK_STREAMER_IO_HEADERS
   pipeline/ticket_pool.hpp
   pipeline/transfers.hpp
   pipeline/visible_lock.hpp
+  simulation/makespan_bound.hpp
+  simulation/recorded_trace.hpp
+  simulation/simulated_backend.hpp
+  simulation/simulated_device.hpp
+  simulation/simulated_storage.hpp
+  simulation/transfer_cost.hpp
+  simulation/virtual_clock.hpp
+  simulation/virtual_loop.hpp
   storage/any_storage.hpp
   storage/async_read.hpp
   storage/decorators/fault_script.hpp
   storage/decorators/faulty_storage.hpp
+  storage/decorators/traced_storage.hpp
   storage/extent_reader.hpp
   storage/file_storage.hpp
   storage/mapped_storage.hpp
   storage/pooled.hpp
   storage/ram_storage.hpp
   storage/read_contract.hpp
-  storage/storage_tier.hpp)
+  storage/storage_tier.hpp
+  testing/backend_conformance.hpp
+  testing/choices.hpp
+  testing/conformance.hpp
+  testing/faulty_backend.hpp
+  testing/image_conformance.hpp
+  testing/loop_conformance.hpp
+  testing/storage_conformance.hpp
+  testing/watched_reads.hpp)
 set(BLOCK_STREAMER_CUDA_HEADERS
   device/cuda_backend.hpp
   device/cuda_call.hpp

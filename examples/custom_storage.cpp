@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // A storage tier of one's own: weights lie encrypted on disk and are decrypted as they arrive.
-// The program writes a small encrypted checkpoint, streams its blocks and compares every byte.
+// The program writes a small encrypted checkpoint, streams its blocks, compares every byte, and
+// runs the suite that every storage tier has to pass.
 #include <block_streamer/checkpoint/block_map.hpp>
 #include <block_streamer/checkpoint/checkpoint.hpp>
 #include <block_streamer/checkpoint/safetensors_writer.hpp>
 #include <block_streamer/storage/any_storage.hpp>
 #include <block_streamer/storage/async_read.hpp>
 #include <block_streamer/storage/file_storage.hpp>
+#include <block_streamer/testing/storage_conformance.hpp>
 
 #include <boost/asio/use_future.hpp>
 
@@ -96,6 +98,15 @@ bool stream(bs::AnyStorage tier) {
   return true;
 }
 
+/// What each block should hold.
+bs::testing::Images expected_images(std::size_t block_count) {
+  bs::testing::Images images(block_count, std::vector<std::byte>(tensor_byte_count));
+  for (std::size_t b = 0; b < block_count; ++b) {
+    for (std::size_t i = 0; i < tensor_byte_count; ++i) images[b][i] = weight(b, i);
+  }
+  return images;
+}
+
 }  // namespace
 
 int main() try {
@@ -105,10 +116,16 @@ int main() try {
   const bs::BlockMap map = bs::make_block_map(bs::Checkpoint::open(path), blocks);
   const bool plain = stream(bs::FileStorage{map});
   const bool decrypted = stream(DecryptingStorage{bs::FileStorage{map}, key});
+  const auto report = [](const bs::testing::Finding& f) {
+    std::cerr << f.promise << ": " << f.found << '\n';
+  };
+  const auto conforms = bs::testing::check_storage_tier(
+      DecryptingStorage{bs::FileStorage{map}, key}, expected_images(map.blocks().size()), report);
   std::filesystem::remove(path);
   std::cout << map.blocks().size() << " blocks, " << (decrypted ? "decrypted" : "NOT decrypted")
-            << '\n';
-  return decrypted && !plain ? 0 : 1;
+            << ", " << conforms.promises - conforms.broken << " of " << conforms.promises
+            << " promises kept\n";
+  return decrypted && !plain && conforms ? 0 : 1;
 } catch (const std::exception& error) {
   std::cerr << error.what() << '\n';
   return 1;

@@ -6,7 +6,9 @@
 #include <storage/pattern_reader.hpp>
 #include <support/catch.hpp>
 
+#include <algorithm>
 #include <deque>
+#include <ranges>
 
 namespace bs = block_streamer;
 using namespace bs::testing_support;
@@ -125,6 +127,36 @@ TEST_CASE("releasing everything also ends orders that can no longer be kept") {
   script.wait_for_held(1);
   CHECK(reads.ended() == 0);
   script.release_all();
+  reads.check_all(pattern_images());
+}
+
+TEST_CASE("a delayed read is overtaken by as many reads as the script says") {
+  for (int round = 0; round < 20; ++round) {
+    bs::FaultScript script;
+    script.delay(1, 2);
+    bs::FaultyStorage tier{inner(1), script};  // one thread: the others end in their order
+    Reads reads;
+    for (std::uint64_t i = 0; i < 6; ++i) reads.start(tier, large, {i * 7919, 501 + i});
+    reads.check_all(pattern_images());
+    const auto order = reads.order();
+    const auto place = std::ranges::find(order, std::size_t{1}) - order.begin();
+    REQUIRE(place <= 3);  // nothing else in flight: at once; else behind reads 2 and 3
+    REQUIRE(
+        std::ranges::is_sorted(order | std::views::filter([](std::size_t n) { return n != 1; })));
+  }
+}
+
+TEST_CASE("a delayed read is not held up when nothing else is in flight, nor at the end") {
+  bs::FaultScript script;
+  script.delay(0, 5);
+  script.delay(1, 5);
+  script.delay(2, 5);
+  Reads reads;
+  bs::FaultyStorage tier{inner(2), script};
+  reads.start(tier, large, some);
+  reads.check_all(pattern_images());
+  reads.start(tier, large, some);
+  reads.start(tier, large, some);
   reads.check_all(pattern_images());
 }
 

@@ -2,6 +2,7 @@
 #include <storage/tier_conformance.hpp>
 
 #include <block_streamer/storage/async_read.hpp>
+#include <block_streamer/testing/storage_conformance.hpp>
 
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/awaitable.hpp>
@@ -17,14 +18,6 @@
 namespace block_streamer::testing_support {
 
 namespace {
-
-void check_refusals(AnyStorage& tier, const Images& images) {
-  const std::uint64_t size = images[0].size();
-  CHECK(read_error(tier, block_at(0), {size, 1}) == std::errc::invalid_argument);
-  CHECK(read_error(tier, block_at(0), {0, size + 1}) == std::errc::invalid_argument);
-  CHECK(read_error(tier, block_at(0), {~std::uint64_t{0}, 2}) == std::errc::invalid_argument);
-  CHECK(read_error(tier, block_at(images.size()), {0, 1}) == std::errc::invalid_argument);
-}
 
 boost::asio::awaitable<int> await_images(AnyStorage& tier, const Images& images) {
   namespace asio = boost::asio;
@@ -81,36 +74,12 @@ void check_tokens(AnyStorage& tier, const Images& images) {
 }  // namespace
 
 void check_tier(const std::function<AnyStorage()>& make, const Images& images) {
-  {
-    AnyStorage tier = make();
-    check_whole_images(tier, images);
-    check_refusals(tier, images);
-    check_tokens(tier, images);
-    CHECK(read_error(tier, block_at(0), {images[0].size(), 0}) == std::error_code{});
-    for (std::size_t b = 0; b < images.size(); ++b) {
-      Reads reads;
-      reads.start(tier, block_at(b), {0, 0});
-      reads.check_all(images);
-    }
-  }
-  {
-    AnyStorage tier = make();
-    Reads reads;  // dies first: it waits for the reads, the tier for their ends
-    start_random_reads(reads, tier, 200, 1);
-    reads.check_all(images);
-  }
-  {
-    AnyStorage tier{make()};
-    AnyStorage moved{std::move(tier)};
-    check_whole_images(moved, images);
-  }
-  Reads in_flight;
-  {
-    AnyStorage tier = make();
-    start_random_reads(in_flight, tier, 100, 2);
-  }
-  CHECK(in_flight.ended() == 100);
-  in_flight.check_all(images);
+  const testing::Conformance found = testing::check_storage_tier(
+      make(), images, [](const testing::Finding& f) { FAIL_CHECK(f.promise << ": " << f.found); },
+      {.refuses_bad_ranges = true});
+  CHECK(found.promises > 1000);
+  AnyStorage tier = make();
+  check_tokens(tier, images);
 }
 
 }  // namespace block_streamer::testing_support

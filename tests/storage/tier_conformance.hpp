@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every storage tier has to do, checked against the images that it should deliver.
+// Reads under watch, and what every storage tier of the library has to do.
 #pragma once
 
 #include <block_streamer/core/byte_range.hpp>
@@ -197,6 +197,7 @@ void check_whole_images(Tier& tier, const Images& images) {
   reads.check_all(images);
 }
 
+/// The suite that ships with the library, and every Asio token.
 /// @param make returns a fresh tier; @param images what it should deliver, at least one byte first.
 void check_tier(const std::function<AnyStorage()>& make, const Images& images);
 

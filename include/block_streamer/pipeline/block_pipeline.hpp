@@ -97,7 +97,7 @@ class BlockPipeline {
     }
     open();
     throw_if_failed();
-    transfers_->begin_pass(compute, Rules::fork_copies);
+    transfers_->begin_pass(compute, machine_.epoch() + 1);
     PassPlan plan;
     {
       Guard guard{mutex_, backend_};

@@ -38,6 +38,8 @@ struct FetchAction {
   bool wait_for_release =
       false;          ///< before it, the copy stream must wait for the slot's latest release
   bool last = false;  ///< after it, the part is complete in the order of the copy stream
+  /// Before it, the copy stream must wait for what was computed before this pass; 0: it did.
+  std::uint64_t fork_of_epoch = 0;
 };
 
 /// @brief The pipeline's logic as a sans-I/O state machine: events in, actions out, no thread,
@@ -128,18 +130,20 @@ class FetchMachine {
   /// @brief The device has passed the ticket's copies.
   void drained(std::uint32_t ticket) { tickets_.release(ticket); }
   /// @brief All copies of the part in this slot were issued.
-  void copied_all(std::uint32_t slot) { slots.move(slot, Residency::resident, epoch_); }
+  void copied_all(std::uint32_t slot) {
+    if (slots[slot].state == Residency::fetching) slots.move(slot, Residency::resident, epoch_);
+  }
 
   /// @brief Something failed: grants nothing more; what is in flight only returns its ticket. A
   /// ticket that failed itself is reported by arrived() too.
   void fail() {
     failed_ = true;
     for (Fetch& fetch : queue_.all()) {
-      if (fetch.dead || fetch.complete()) continue;
-      fetch.dead = true;
-      if (fetch.begun && slots[fetch.slot].state == Residency::fetching) {
-        slots.clear(fetch.slot, epoch_);
-      }
+      if (!fetch.complete()) fetch.dead = true;
+    }
+    // Of a part copied from RAM all chunks count as arrived before the copy was issued.
+    for (std::uint32_t s = 0; s < slots.all().size(); ++s) {
+      if (slots[s].state == Residency::fetching) slots.clear(s, epoch_);
     }
     queue_.finish_granting();
   }
@@ -183,6 +187,13 @@ class FetchMachine {
   /// the slot's event.
   [[nodiscard]] bool must_wait(const Fetch& fetch) const noexcept {
     return Rules::wait_for_release && slots[fetch.slot].release_epoch >= fetch.epoch;
+  }
+
+  /// A pass's fork goes in front of its own first copy, not of what an earlier pass asked for
+  /// ahead: that may run while the earlier pass still computes.
+  [[nodiscard]] std::uint64_t take_fork(const Fetch& fetch) noexcept {
+    if (!Rules::fork_copies || fetch.epoch <= forked_epoch_) return 0;
+    return forked_epoch_ = fetch.epoch;
   }
 
   void begin(Fetch& fetch) {
@@ -245,7 +256,8 @@ class FetchMachine {
             ticket,
             fetch.reads,
             place.chunk == 0 && must_wait(fetch),
-            place.chunk + 1 == fetch.chunk_count()};
+            place.chunk + 1 == fetch.chunk_count(),
+            take_fork(fetch)};
   }
 
   std::optional<FetchAction> next_copy_all() {
@@ -263,7 +275,8 @@ class FetchMachine {
                          0,
                          fetch.reads,
                          must_wait(fetch),
-                         true};
+                         true,
+                         take_fork(fetch)};
     }
     return std::nullopt;
   }
@@ -278,6 +291,7 @@ class FetchMachine {
   FetchQueue queue_;
   TicketPool tickets_;
   std::uint64_t epoch_ = 0;
+  std::uint64_t forked_epoch_ = 0;  ///< the latest pass whose fork the copy stream waits for
   std::uint32_t released_ = 0;
   bool in_pass_ = false;
   bool failed_ = false;

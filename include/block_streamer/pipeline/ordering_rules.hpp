@@ -15,7 +15,7 @@ struct AllOrderingRules {
   static constexpr bool copy_in_plan_order = true;
   /// 4. For a tier in RAM the visitor enqueues the copies; otherwise the I/O loop does. Never both.
   static constexpr bool visitor_copies_ram = true;
-  /// 5. A pass forks the copy stream from what was computed before it.
+  /// 5. A pass's own copies come after everything that was computed before it.
   static constexpr bool fork_copies = true;
   /// 6. A lease records its release on every path, exceptions included.
   static constexpr bool release_always = true;

@@ -6,6 +6,7 @@
 #include <block_streamer/pipeline/fetch_machine.hpp>
 #include <block_streamer/pipeline/staging_ring.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -37,7 +38,7 @@ class Transfers {
       : backend_{backend},
         arena_{backend, shape.slot_count, shape.slot_byte_count, shape.bound_byte_count},
         copy_{backend.make_stream()},
-        fork_{backend.make_event()},
+        forks_{backend.make_event(), backend.make_event()},
         pass_end_{backend.make_event()} {
     if (shape.chunk_byte_count > 0) {
       staging_.emplace(backend, shape.ticket_count, shape.chunk_byte_count);
@@ -62,13 +63,11 @@ class Transfers {
     return staging_ ? staging_->byte_count() : 0;
   }
 
-  /// @brief The pass may use what earlier passes computed with, and nothing is overwritten before
-  /// they did.
-  void begin_pass(Stream& compute, bool fork_copies) {
+  /// @brief The pass may use what earlier passes computed with, and none of its own copies
+  /// overwrites anything before they did.
+  void begin_pass(Stream& compute, std::uint64_t epoch) {
     if (pass_ended_) backend_.wait(compute, pass_end_);  // the caller may have changed streams
-    if (!fork_copies) return;
-    backend_.record(fork_, compute);
-    backend_.wait(copy_, fork_);
+    backend_.record(fork_of(epoch), compute);
   }
   void end_pass(Stream& compute) {
     backend_.record(pass_end_, compute);
@@ -84,7 +83,7 @@ class Transfers {
   /// @brief Issues the copies of one staged chunk; `drained` is called when the chunk may be
   /// refilled.
   void copy_chunk(const FetchAction& action) {
-    if (action.wait_for_release) backend_.wait(copy_, released_[action.slot]);
+    order_copy(action);
     const Chunk& chunk = action.reads->chunks[action.chunk];
     copy_pieces(action, chunk, staging_->chunk(action.ticket));
     backend_.record(drained_[action.ticket], copy_);
@@ -95,7 +94,7 @@ class Transfers {
   }
   /// @brief Issues all copies of a part whose image is in page-locked memory.
   void copy_all(const FetchAction& action, std::span<const std::byte> image) {
-    if (action.wait_for_release) backend_.wait(copy_, released_[action.slot]);
+    order_copy(action);
     for (const Chunk& chunk : action.reads->chunks) {
       copy_pieces(action, chunk, image.subspan(chunk.image.offset, chunk.image.byte_count));
     }
@@ -115,6 +114,13 @@ class Transfers {
   }
 
  private:
+  /// Two, because what a pass fetches ahead for the next may be copied only after that has begun.
+  /// Whoever is later still waits for more than it has to, but never for a visit that needs it.
+  [[nodiscard]] Event& fork_of(std::uint64_t epoch) noexcept { return forks_[epoch % 2]; }
+  void order_copy(const FetchAction& action) {
+    if (action.fork_of_epoch != 0) backend_.wait(copy_, fork_of(action.fork_of_epoch));
+    if (action.wait_for_release) backend_.wait(copy_, released_[action.slot]);
+  }
   void copy_pieces(const FetchAction& action, const Chunk& chunk,
                    std::span<const std::byte> source) {
     const std::span<std::byte> slot = arena_.slot(action.slot);
@@ -129,7 +135,7 @@ class Transfers {
   Arena<Backend> arena_;
   std::optional<StagingRing<Backend>> staging_;
   Stream copy_;
-  Event fork_;
+  std::array<Event, 2> forks_;  ///< of two passes: everything before was computed
   Event pass_end_;
   std::vector<Event> ready_;     ///< per slot: its bytes are there
   std::vector<Event> released_;  ///< per slot: its latest visit is over

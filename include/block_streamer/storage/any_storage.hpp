@@ -63,7 +63,13 @@ class AnyStorage {
                     IoCompletion done) noexcept override {
       tier.async_read(block, range, out, std::move(done));
     }
-    bool addressable() const noexcept override { return addressable_tier<Tier>; }
+    bool addressable() const noexcept override {
+      if constexpr (requires { tier.addressable(); }) {
+        return tier.addressable();  // a decorator of an erased tier
+      } else {
+        return addressable_tier<Tier>;
+      }
+    }
     std::span<const std::byte> bytes([[maybe_unused]] BlockId block) const noexcept override {
       if constexpr (addressable_tier<Tier>) {
         return tier.bytes(block);

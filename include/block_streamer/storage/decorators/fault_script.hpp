@@ -54,6 +54,11 @@ class FaultScript {
   void hold_completion(Number n) {
     locked([&] { held_ends_.insert(n); });
   }
+  /// @brief The bytes of read `n` arrive, but it is reported only after `others` reads that began
+  /// later, or once nothing else is in flight: late, but never stuck.
+  void delay(Number n, std::uint64_t others) {
+    locked([&] { delays_[n] = others; });
+  }
   /// @brief These reads are reported in this order and one after another, whenever they finish.
   /// @pre none of them was started, none is in another order.
   void report_in_order(std::vector<Number> order) {
@@ -137,7 +142,12 @@ class FaultScript {
   void end(Number n, IoCompletion report) {
     pass(n,
          IoCompletion{[this, n, report = std::move(report)](std::error_code, std::size_t) mutable {
-           in_order(n, std::move(report));
+           in_time(n, IoCompletion{[this, n, report = std::move(report)](std::error_code,
+                                                                         std::size_t) mutable {
+                     std::vector<Late> due = reported(n);
+                     report({}, 0);
+                     for (Late& late : due) in_order(late.number, std::move(late.report));
+                   }});
          }},
          [&] { return held_ends_.contains(n); });
   }
@@ -149,6 +159,41 @@ class FaultScript {
       if (kept) waiting_.emplace(n, std::move(go));
     });
     if (!kept) go({}, 0);
+  }
+
+  struct Late {
+    Number number;
+    std::uint64_t others;
+    IoCompletion report;
+  };
+  void in_time(Number n, IoCompletion report) {
+    bool kept = false;
+    locked([&] {
+      const auto delay = delays_.find(n);
+      kept = !closing_ && delay != delays_.end() && delay->second > 0 && others_in_flight() > 1;
+      if (kept) late_.push_back({n, delay->second, std::move(report)});
+    });
+    if (!kept) in_order(n, std::move(report));
+  }
+  /// Reads that were begun, not reported, and are not late.
+  [[nodiscard]] Number others_in_flight() const { return started_ - reported_ - late_.size(); }
+  /// Takes note of a report, returns the late reads whose time has come with it.
+  std::vector<Late> reported(Number n) {
+    std::vector<Late> due;
+    locked([&] {
+      ++reported_;
+      const bool nothing_else = others_in_flight() == 0;
+      for (std::size_t i = 0; i < late_.size();) {
+        Late& late = late_[i];
+        if (nothing_else || (late.number < n && --late.others == 0)) {
+          due.push_back(std::move(late));
+          late_.erase(late_.begin() + static_cast<std::ptrdiff_t>(i));
+        } else {
+          ++i;
+        }
+      }
+    });
+    return due;
   }
 
   void in_order(Number n, IoCompletion report) {
@@ -183,8 +228,11 @@ class FaultScript {
   void let_go_all(std::error_code error) {
     std::map<Number, IoCompletion> waiting;
     std::vector<Order> orders;
+    std::vector<Late> late;
     locked([&] {
       if (error) closing_ = true;
+      delays_.clear();
+      late.swap(late_);
       held_begins_.clear();
       held_ends_.clear();
       held_from_ = std::numeric_limits<Number>::max();
@@ -192,6 +240,7 @@ class FaultScript {
       orders.swap(orders_);
     });
     for (auto& [number, go] : waiting) go(error, 0);
+    for (Late& read : late) read.report({}, 0);
     for (Order& order : orders) {
       for (auto& [number, report] : order.arrived) report({}, 0);
     }
@@ -201,6 +250,7 @@ class FaultScript {
   mutable std::mutex mutex_;  // guards everything below
   mutable std::condition_variable changed_;
   Number started_ = 0;
+  Number reported_ = 0;
   bool closing_ = false;
   std::map<Number, std::error_code> failures_;
   std::map<Number, std::uint64_t> short_;
@@ -211,6 +261,8 @@ class FaultScript {
   std::set<Number> released_;
   std::map<Number, IoCompletion> waiting_;
   std::vector<Order> orders_;
+  std::map<Number, std::uint64_t> delays_;
+  std::vector<Late> late_;
 };
 
 }  // namespace block_streamer::inline v1
