@@ -27,7 +27,9 @@ endfunction()
 block_streamer_add_library(core HEADERS ${BLOCK_STREAMER_CORE_HEADERS} ${BLOCK_STREAMER_CUDA_HEADERS}
   LIBRARIES Threads::Threads nlohmann_json::nlohmann_json PCRE2::8BIT utf8proc::utf8proc)
 target_compile_features(block_streamer_core INTERFACE cxx_std_20)
-block_streamer_add_library(io HEADERS ${BLOCK_STREAMER_IO_HEADERS} LIBRARIES block_streamer_core Boost::headers)
+include(BlockStreamerUring)
+block_streamer_add_library(io HEADERS ${BLOCK_STREAMER_IO_HEADERS}
+  LIBRARIES block_streamer_core Boost::headers block_streamer_uring)
 
 if(BLOCK_STREAMER_WITH_TORCH)
   include(BlockStreamerTorch)

@@ -5,6 +5,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   architecture/model_summary.hpp
   architecture/registry.hpp
   architecture/stored_names.hpp
+  checkpoint/aligned_block_map.hpp
   checkpoint/block_image_check.hpp
   checkpoint/block_map.hpp
   checkpoint/checkpoint.hpp
@@ -45,6 +46,8 @@ set(BLOCK_STREAMER_CORE_HEADERS
   device/notify_thread.hpp
   device/violation_log.hpp
   os/atomic_replace.hpp
+  os/direct_io.hpp
+  os/direct_io_read.hpp
   os/file.hpp
   os/file_error.hpp
   os/file_mapping.hpp
@@ -89,6 +92,16 @@ set(BLOCK_STREAMER_IO_HEADERS
   io/inline_loop.hpp
   io/io_loop.hpp
   io/progress_loop.hpp
+  io/read_group.hpp
+  io/ring_buffers.hpp
+  io/ring_read.hpp
+  io/ring_reader.hpp
+  io/uring_options.hpp
+  io/uring_refusal.hpp
+  io/uring_ring.hpp
+  io/uring_ring_absent.hpp
+  io/uring_ring_linux.hpp
+  io/uring_runtime.hpp
   pipeline/arena.hpp
   pipeline/block_pipeline.hpp
   pipeline/failure.hpp
@@ -109,13 +122,17 @@ set(BLOCK_STREAMER_IO_HEADERS
   storage/async_read.hpp
   storage/decorators/fault_script.hpp
   storage/decorators/faulty_storage.hpp
+  storage/direct_extents.hpp
   storage/extent_reader.hpp
   storage/file_storage.hpp
+  storage/joined_reads.hpp
   storage/mapped_storage.hpp
   storage/pooled.hpp
+  storage/positional_file.hpp
   storage/ram_storage.hpp
   storage/read_contract.hpp
-  storage/storage_tier.hpp)
+  storage/storage_tier.hpp
+  storage/uring_storage.hpp)
 set(BLOCK_STREAMER_CUDA_HEADERS
   device/cuda_backend.hpp
   device/cuda_call.hpp

@@ -19,9 +19,9 @@ namespace block_streamer::testing_support {
 /// A folder that is gone afterwards.
 class TemporaryFolder {
  public:
-  TemporaryFolder() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "block_streamer_storage_XXXXXX").string();
+  explicit TemporaryFolder(
+      const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
+    std::string name = (parent / "block_streamer_storage_XXXXXX").string();
     REQUIRE(::mkdtemp(name.data()) != nullptr);
     path_ = name;
   }
@@ -75,7 +75,9 @@ inline BlockSource block_of(const std::vector<FileRange>& ranges, std::uint32_t 
 
 /// Three files of odd sizes; blocks at odd offsets, across files, up to the very end, and empty.
 struct PatternFiles {
-  explicit PatternFiles(std::uint32_t granularity = 1) {
+  explicit PatternFiles(std::uint32_t granularity = 1, const std::filesystem::path& parent =
+                                                           std::filesystem::temp_directory_path())
+      : folder{parent} {
     for (std::uint32_t f = 0; f < sizes.size(); ++f) {
       files.push_back(folder.path() / ("part " + std::to_string(f) + ".bin"));
       write_bytes(files.back(), pattern_bytes(f, 0, sizes[f]));

@@ -20,6 +20,9 @@
 
 namespace block_streamer::inline v1 {
 
+/// How a mapping will be touched, as the system is told: it reads around faults accordingly.
+enum class MappingAdvice : std::uint8_t { normal, sequential, random };
+
 /// @brief A whole file mapped read-only and shared: its pages are the page cache's, take no private
 /// memory and are read when touched.
 /// A mapping whose file shrinks, or whose file system fails, raises SIGBUS when touched. copy_out()
@@ -88,6 +91,12 @@ class FileMapping {
     return error;
   }
 
+  /// @brief Tells the system how the mapping will be touched. A hint: failure is ignored.
+  void expect(MappingAdvice advice) const noexcept {
+    advise({0, byte_count_}, advice == MappingAdvice::sequential ? MADV_SEQUENTIAL
+                             : advice == MappingAdvice::random   ? MADV_RANDOM
+                                                                 : MADV_NORMAL);
+  }
   /// @brief Asks the system to read a range ahead. A hint: failure is ignored.
   void will_need(ByteRange range) const noexcept { advise(range, MADV_WILLNEED); }
   /// @brief Takes the range's whole pages out of this process; they may stay in the page cache.

@@ -77,6 +77,7 @@ class BlockPipeline {
       if (transfers_) transfers_->synchronize_copies();
     } catch (...) {  // a lost device has nothing in flight
     }
+    if (transfers_) storage_.forget(transfers_->staging());
   }
 
   /// @brief Begins a pass over `order`, planned from what is resident now.
@@ -121,6 +122,7 @@ class BlockPipeline {
   void close() {
     expects(!pass_running_, "a pass is running: it must end before close");
     drain();
+    if (transfers_) storage_.forget(transfers_->staging());
     Guard guard{mutex_, backend_};
     if (machine_.failed()) machine_.reset_failure();
     failure_.clear();
@@ -172,7 +174,9 @@ class BlockPipeline {
               "a pass visits blocks that are stored");
   }
   void open() {
-    if (!transfers_) transfers_.emplace(backend_, shape_.transfer);
+    if (transfers_) return;
+    transfers_.emplace(backend_, shape_.transfer);
+    if (!transfers_->staging().empty()) storage_.prepare(transfers_->staging());
   }
   [[nodiscard]] bool visitor_copies() const noexcept {
     return shape_.mode == FetchMode::addressed && Rules::visitor_copies_ram;
