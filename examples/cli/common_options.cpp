@@ -67,10 +67,12 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
       ->check(check_device)
       ->type_name("DEVICE")
       ->group(group);
-  app.add_option("--storage", options.storage,
-                 "where blocks wait: auto, ram, mmap, file, pinned (= ram); auto is ram when the "
-                 "model fits in memory, else file")
-      ->check(CLI::IsMember({"auto", "ram", "mmap", "file", "pinned"}))
+  app.add_option(
+         "--storage", options.storage,
+         "where blocks wait: auto, ram, mmap, file, io_uring, pinned (= ram); auto is ram when "
+         "the model fits in memory, else io_uring, which reads past the page cache and falls "
+         "back to threads where the system refuses it")
+      ->check(CLI::IsMember({"auto", "ram", "mmap", "file", "io_uring", "pinned"}))
       ->type_name("TIER")
       ->group(group)
       ->capture_default_str();
