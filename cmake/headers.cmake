@@ -46,14 +46,29 @@ set(BLOCK_STREAMER_CORE_HEADERS
   device/notify_thread.hpp
   device/violation_log.hpp
   os/atomic_replace.hpp
+  os/atomic_replace_posix.hpp
+  os/atomic_replace_windows.hpp
+  os/cgroup_memory.hpp
   os/direct_io.hpp
+  os/direct_io_posix.hpp
   os/direct_io_read.hpp
+  os/direct_io_windows.hpp
   os/file.hpp
+  os/file_access.hpp
   os/file_error.hpp
   os/file_mapping.hpp
+  os/file_mapping_posix.hpp
+  os/file_mapping_windows.hpp
   os/file_posix.hpp
+  os/file_windows.hpp
   os/huge_pages.hpp
+  os/huge_pages_posix.hpp
+  os/huge_pages_windows.hpp
   os/limits.hpp
+  os/limits_posix.hpp
+  os/limits_windows.hpp
+  os/mapping_advice.hpp
+  os/windows_api.hpp
   plan/next_use.hpp
   plan/pass_plan.hpp
   plan/read_plan.hpp
@@ -89,8 +104,13 @@ set(BLOCK_STREAMER_CORE_HEADERS
   trace/statistics.hpp
   trace/trace_sink.hpp)
 set(BLOCK_STREAMER_IO_HEADERS
+  io/asio_threads.hpp
   io/inline_loop.hpp
   io/io_loop.hpp
+  io/iocp_calls.hpp
+  io/iocp_operation.hpp
+  io/iocp_options.hpp
+  io/iocp_runtime.hpp
   io/progress_loop.hpp
   io/read_group.hpp
   io/ring_buffers.hpp
@@ -125,10 +145,13 @@ set(BLOCK_STREAMER_IO_HEADERS
   storage/direct_extents.hpp
   storage/extent_reader.hpp
   storage/file_storage.hpp
+  storage/iocp_storage.hpp
   storage/joined_reads.hpp
   storage/mapped_storage.hpp
   storage/pooled.hpp
   storage/positional_file.hpp
+  storage/positional_file_posix.hpp
+  storage/positional_file_windows.hpp
   storage/ram_storage.hpp
   storage/read_contract.hpp
   storage/storage_tier.hpp

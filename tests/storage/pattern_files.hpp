@@ -6,8 +6,7 @@
 
 #include <storage/tier_conformance.hpp>
 #include <support/catch.hpp>
-
-#include <unistd.h>
+#include <support/fresh_folder.hpp>
 
 #include <filesystem>
 #include <fstream>
@@ -20,11 +19,8 @@ namespace block_streamer::testing_support {
 class TemporaryFolder {
  public:
   explicit TemporaryFolder(
-      const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
-    std::string name = (parent / "block_streamer_storage_XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
+      const std::filesystem::path& parent = std::filesystem::temp_directory_path())
+      : path_{support::fresh_folder("block_streamer_storage_", parent)} {}
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
   ~TemporaryFolder() {
@@ -42,6 +38,16 @@ inline void write_bytes(const std::filesystem::path& path, std::span<const std::
   out.write(reinterpret_cast<const char*>(bytes.data()),
             static_cast<std::streamsize>(bytes.size()));
   REQUIRE(out.good());
+}
+
+/// Makes a file shorter. False where the system does not let a mapped file shrink: Windows.
+inline bool cut_file(const std::filesystem::path& path, std::uintmax_t size) {
+  std::error_code error;
+  std::filesystem::resize_file(path, size, error);
+#if !defined(_WIN32)
+  REQUIRE_FALSE(error);
+#endif
+  return !error;
 }
 
 /// A block made of ranges of files, as a checkpoint would give it: one byte tensor per range.

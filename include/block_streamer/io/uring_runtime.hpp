@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#if defined(_WIN32)
+#error \
+    "block_streamer/io/uring_runtime.hpp: io_uring is Linux's; on Windows use storage/iocp_storage.hpp"
+#endif
+
 #include <block_streamer/core/byte_range.hpp>
 #include <block_streamer/core/io_completion.hpp>
 #include <block_streamer/io/read_group.hpp>

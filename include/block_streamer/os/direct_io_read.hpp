@@ -2,7 +2,7 @@
 #pragma once
 
 #include <block_streamer/core/byte_range.hpp>
-#include <block_streamer/os/direct_io.hpp>
+#include <block_streamer/os/direct_io_posix.hpp>
 #include <block_streamer/os/file_error.hpp>
 
 #include <sys/stat.h>

@@ -29,8 +29,9 @@ namespace block_streamer::inline v1 {
   return {aligned_block_map(std::move(map), alignment), std::move(files)};
 }
 
-/// @brief How the files are read now, in words: "O_DIRECT, 512-byte blocks", or "page cache (FILE:
-/// why)" for the first file that is not read past it.
+/// @brief How the files are read now, in words: "O_DIRECT, 512-byte blocks"
+/// ("FILE_FLAG_NO_BUFFERING, …" on Windows), or "page cache (FILE: why)" for the first file that is
+/// not read past it.
 [[nodiscard]] inline std::string describe_access(const ExtentReader<PositionalFile>& reader) {
   std::uint32_t alignment = 1;
   for (std::size_t f = 0; f < reader.sources().size(); ++f) {
@@ -41,7 +42,8 @@ namespace block_streamer::inline v1 {
     }
     alignment = std::max(alignment, file.alignment());
   }
-  return "O_DIRECT, " + std::to_string(alignment) + "-byte blocks";
+  return std::string{PositionalFile::direct_words} + ", " + std::to_string(alignment) +
+         "-byte blocks";
 }
 
 }  // namespace block_streamer::inline v1
