@@ -49,6 +49,13 @@ std::string check_device(const std::string& text) {
   return numbered ? std::string{} : "'" + text + "' is none of cpu, cuda, cuda:N";
 }
 
+/// The one tier that is not of this system.
+std::string refuse_iocp(const std::string& text) {
+  if (text != "iocp") return {};
+  return "'iocp' reads through Windows' completion ports, which this system does not have; take "
+         "io_uring";
+}
+
 }  // namespace
 
 std::string check_whole_number(const std::string& text) {
@@ -72,6 +79,7 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
          "where blocks wait: auto, ram, mmap, file, io_uring, pinned (= ram); auto is ram when "
          "the model fits in memory, else io_uring, which reads past the page cache and falls "
          "back to threads where the system refuses it")
+      ->check(refuse_iocp)
       ->check(CLI::IsMember({"auto", "ram", "mmap", "file", "io_uring", "pinned"}))
       ->type_name("TIER")
       ->group(group)

@@ -162,6 +162,12 @@ class Generate(CliTest):
         self.assertEqual(len(texts), 1)
         self.assertGreater(len(texts.pop()), 5)
 
+    def test_the_tier_of_another_system_is_refused_by_name(self):
+        code, out, err = run("generate", "--model", self.model, "--prompt", "Hello", "--storage", "iocp")
+        self.assertNotEqual(code, 0)
+        self.assertEqual(out, "")
+        self.assertRegex(err, r"'iocp'.*Windows.*io_uring")
+
     def test_what_reads_the_files_is_said(self):
         code, _, err = run("generate", "--model", self.model, "--device", "cpu", "--prompt", "Hello", "--max-new-tokens", 2, "--storage", "io_uring")
         self.assertEqual(code, 0, err)
