@@ -18,6 +18,6 @@ write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/block_streamerConfi
 install(FILES
   ${CMAKE_CURRENT_BINARY_DIR}/block_streamerConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/block_streamerConfigVersion.cmake
   ${PROJECT_SOURCE_DIR}/cmake/BlockStreamerTorch.cmake ${PROJECT_SOURCE_DIR}/cmake/BlockStreamerCuda.cmake
-  ${PROJECT_SOURCE_DIR}/cmake/FindPCRE2.cmake ${PROJECT_SOURCE_DIR}/cmake/Findutf8proc.cmake
+  ${PROJECT_SOURCE_DIR}/cmake/BlockStreamerUring.cmake ${PROJECT_SOURCE_DIR}/cmake/FindPCRE2.cmake ${PROJECT_SOURCE_DIR}/cmake/Findutf8proc.cmake
   DESTINATION ${package_dir})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

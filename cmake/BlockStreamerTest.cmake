@@ -1,9 +1,11 @@
 # block_streamer_add_test(NAME core TARGET block_streamer::core SOURCES a_test.cpp … [LABELS l …] [ARGS a …])
 # One executable a folder. Torch-free tests are listed case by case; a LibTorch test is one ctest entry, because each process
-# start loads LibTorch. TARGET may be a list: block_streamer::io block_streamer::cuda.
+# start loads LibTorch. So is a test that runs under wine (label wine), which starts slowly. TARGET may be a list: block_streamer::io block_streamer::cuda.
 option(BLOCK_STREAMER_WARNINGS_AS_ERRORS "refuse warnings in the tests" OFF)
-find_package(Catch2 QUIET)
-include(Catch OPTIONAL)
+if(NOT TARGET Catch2::Catch2)
+  find_package(Catch2 QUIET)
+  include(Catch OPTIONAL)
+endif()
 
 add_library(block_streamer_test_support INTERFACE)
 target_include_directories(block_streamer_test_support INTERFACE ${PROJECT_SOURCE_DIR}/tests)
@@ -31,6 +33,9 @@ endif()
 function(block_streamer_add_test)
   cmake_parse_arguments(T "" "NAME" "TARGET;SOURCES;LABELS;ARGS" ${ARGN})
   add_executable(test_${T_NAME} ${T_SOURCES})
+  if(MINGW AND CMAKE_CROSSCOMPILING)
+    list(APPEND T_LABELS wine)
+  endif()
   if(T_LABELS)
     set(labels LABELS "${T_LABELS}")
   endif()

@@ -5,6 +5,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   architecture/model_summary.hpp
   architecture/registry.hpp
   architecture/stored_names.hpp
+  checkpoint/aligned_block_map.hpp
   checkpoint/block_image_check.hpp
   checkpoint/block_map.hpp
   checkpoint/checkpoint.hpp
@@ -45,12 +46,29 @@ set(BLOCK_STREAMER_CORE_HEADERS
   device/notify_thread.hpp
   device/violation_log.hpp
   os/atomic_replace.hpp
+  os/atomic_replace_posix.hpp
+  os/atomic_replace_windows.hpp
+  os/cgroup_memory.hpp
+  os/direct_io.hpp
+  os/direct_io_posix.hpp
+  os/direct_io_read.hpp
+  os/direct_io_windows.hpp
   os/file.hpp
+  os/file_access.hpp
   os/file_error.hpp
   os/file_mapping.hpp
+  os/file_mapping_posix.hpp
+  os/file_mapping_windows.hpp
   os/file_posix.hpp
+  os/file_windows.hpp
   os/huge_pages.hpp
+  os/huge_pages_posix.hpp
+  os/huge_pages_windows.hpp
   os/limits.hpp
+  os/limits_posix.hpp
+  os/limits_windows.hpp
+  os/mapping_advice.hpp
+  os/windows_api.hpp
   plan/next_use.hpp
   plan/pass_plan.hpp
   plan/read_plan.hpp
@@ -86,9 +104,24 @@ set(BLOCK_STREAMER_CORE_HEADERS
   trace/statistics.hpp
   trace/trace_sink.hpp)
 set(BLOCK_STREAMER_IO_HEADERS
+  io/asio_threads.hpp
   io/inline_loop.hpp
   io/io_loop.hpp
+  io/iocp_calls.hpp
+  io/iocp_operation.hpp
+  io/iocp_options.hpp
+  io/iocp_runtime.hpp
   io/progress_loop.hpp
+  io/read_group.hpp
+  io/ring_buffers.hpp
+  io/ring_read.hpp
+  io/ring_reader.hpp
+  io/uring_options.hpp
+  io/uring_refusal.hpp
+  io/uring_ring.hpp
+  io/uring_ring_absent.hpp
+  io/uring_ring_linux.hpp
+  io/uring_runtime.hpp
   pipeline/arena.hpp
   pipeline/block_pipeline.hpp
   pipeline/failure.hpp
@@ -118,13 +151,20 @@ set(BLOCK_STREAMER_IO_HEADERS
   storage/decorators/fault_script.hpp
   storage/decorators/faulty_storage.hpp
   storage/decorators/traced_storage.hpp
+  storage/direct_extents.hpp
   storage/extent_reader.hpp
   storage/file_storage.hpp
+  storage/iocp_storage.hpp
+  storage/joined_reads.hpp
   storage/mapped_storage.hpp
   storage/pooled.hpp
+  storage/positional_file.hpp
+  storage/positional_file_posix.hpp
+  storage/positional_file_windows.hpp
   storage/ram_storage.hpp
   storage/read_contract.hpp
   storage/storage_tier.hpp
+  storage/uring_storage.hpp
   testing/backend_conformance.hpp
   testing/choices.hpp
   testing/conformance.hpp

@@ -29,7 +29,7 @@ setup_packages_of() { # base | full
   # Debian 12's default Boost is older than the 1.81 that is needed.
   [ "$id" = debian ] && [ "${version%%.*}" -le 12 ] && boost=libboost1.81-dev
   echo git g++ cmake ninja-build ccache pkg-config python3-venv "$boost" nlohmann-json3-dev libpcre2-dev \
-    libutf8proc-dev libcli11-dev catch2
+    libutf8proc-dev libcli11-dev catch2 liburing-dev
   if [ "$1" = full ]; then echo clang clang-format clang-tidy; fi
 }
 

@@ -28,6 +28,13 @@ std::string check_device(const std::string& text) {
   return numbered ? std::string{} : "'" + text + "' is none of cpu, cuda, cuda:N";
 }
 
+/// The one tier that is not of this system.
+std::string refuse_iocp(const std::string& text) {
+  if (text != "iocp") return {};
+  return "'iocp' reads through Windows' completion ports, which this system does not have; take "
+         "io_uring";
+}
+
 }  // namespace
 
 CLI::Validator size_in_bytes() {
@@ -50,10 +57,13 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
       ->check(check_device)
       ->type_name("DEVICE")
       ->group(group);
-  app.add_option("--storage", options.storage,
-                 "where blocks wait: auto, ram, mmap, file, pinned (= ram); auto is ram when the "
-                 "model fits in memory, else file")
-      ->check(CLI::IsMember({"auto", "ram", "mmap", "file", "pinned"}))
+  app.add_option(
+         "--storage", options.storage,
+         "where blocks wait: auto, ram, mmap, file, io_uring, pinned (= ram); auto is ram when "
+         "the model fits in memory, else io_uring, which reads past the page cache and falls "
+         "back to threads where the system refuses it")
+      ->check(refuse_iocp)
+      ->check(CLI::IsMember({"auto", "ram", "mmap", "file", "io_uring", "pinned"}))
       ->type_name("TIER")
       ->group(group)
       ->capture_default_str();

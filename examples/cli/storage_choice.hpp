@@ -12,6 +12,7 @@
 #include <block_streamer/storage/file_storage.hpp>
 #include <block_streamer/storage/mapped_storage.hpp>
 #include <block_streamer/storage/ram_storage.hpp>
+#include <block_streamer/storage/uring_storage.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -24,7 +25,7 @@
 namespace block_streamer_cli {
 
 struct StorageChoice {
-  std::string tier;  ///< ram, mmap or file
+  std::string tier;  ///< ram, mmap, file or io_uring
 };
 
 /// @brief Memory that a model may fill: what is available less 2 GiB or 15 %, whichever is more.
@@ -45,11 +46,11 @@ struct StorageChoice {
   const std::uint64_t needed = parameters * block_streamer::byte_count_of(type);
   const auto available = block_streamer::available_memory();
   if (!available) {
-    say("storage: file (auto: how much memory is available is not known)");
-    return {"file"};
+    say("storage: io_uring (auto: how much memory is available is not known)");
+    return {"io_uring"};
   }
   const bool fits = needed <= fillable(*available);
-  const std::string tier = fits ? "ram" : "file";
+  const std::string tier = fits ? "ram" : "io_uring";
   say("storage: " + tier + " (auto: the model takes " + readable_bytes(needed) + ", " +
       (fits ? "" : "only ") + readable_bytes(fillable(*available)) + " of memory may be filled)");
   return {tier};
@@ -119,12 +120,17 @@ inline void expect_budget_holds_a_block(std::uint64_t budget, const std::string&
                   " bytes (" + readable_bytes(smallest) + ") on the device"};
 }
 
-/// @param tier  ram, mmap or file.
+/// @param tier  ram, mmap, file or io_uring.
 [[nodiscard]] inline block_streamer::AnyStorage make_storage(const std::string& tier,
                                                              block_streamer::BlockMap map,
                                                              block_streamer::DType type) {
   if (tier == "mmap") return block_streamer::MappedStorage{std::move(map)};
   if (tier == "file") return block_streamer::FileStorage{std::move(map)};
+  if (tier == "io_uring") {
+    block_streamer::UringStorage storage{std::move(map)};
+    say("storage: " + storage.describe());
+    return block_streamer::AnyStorage{std::move(storage)};
+  }
   for (const block_streamer::BlockSource& source : map.blocks()) {
     for (const block_streamer::TensorPlacement& tensor : source.image.layout.tensors) {
       if (tensor.spec.dtype != type) return detail::converted_ram(std::move(map), type);

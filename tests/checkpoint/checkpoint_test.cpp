@@ -29,6 +29,14 @@ void put_three_shards(const fs::path& folder) {
   support::write_shards(folder, shards);
 }
 
+/// False, with a warning, where the system lets nobody make links.
+bool make_link(const fs::path& target, const fs::path& link) {
+  std::error_code error;
+  fs::create_symlink(target, link, error);
+  if (error) WARN("skipped: this system makes no links: " << error.message());
+  return !error;
+}
+
 std::string message_of(const std::function<void()>& action) {
   try {
     action();
@@ -86,7 +94,7 @@ TEST_CASE("a hub snapshot of links opens like a folder, a broken link is named")
     const fs::path blob = blobs / ("sha" + std::to_string(number++));
     const fs::path name = entry.path().filename();
     fs::rename(entry.path(), blob);
-    fs::create_symlink(fs::path{"../../blobs"} / blob.filename(), snapshot / name);
+    if (!make_link(fs::path{"../../blobs"} / blob.filename(), snapshot / name)) return;
   }
   const auto checkpoint = bs::Checkpoint::open(snapshot);
   CHECK(checkpoint.tensors().size() == 4);
@@ -241,7 +249,7 @@ TEST_CASE("b15 a tensor of unknown dtype is refused when used, with tensor, dtyp
 TEST_CASE("paths that are nothing are refused by name") {
   const support::TempFolder folder;
   CHECK_THROWS_WITH(bs::Checkpoint::open(folder / "none"), Contains("no such folder or file"));
-  fs::create_symlink("nowhere", folder / "model.safetensors");
+  if (!make_link("nowhere", folder / "model.safetensors")) return;
   CHECK_THROWS_WITH(bs::Checkpoint::open(folder.path()), Contains("leads nowhere"));
   CHECK_THROWS_WITH(bs::Checkpoint::open(folder / "model.safetensors"), Contains("leads nowhere"));
 }

@@ -3,7 +3,7 @@
 
 #include <support/safetensors_files.hpp>
 
-#include <sys/resource.h>
+#include <support/peak_memory.hpp>
 
 #include <array>
 
@@ -46,12 +46,6 @@ std::string good_file() {
   const std::array tensors{support::raw_tensor("a", "F32", {2, 3}),
                            support::raw_tensor("b", "BF16", {5})};
   return support::safetensors_bytes(tensors);
-}
-
-long peak_kibibytes() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_maxrss;
 }
 
 }  // namespace
@@ -236,7 +230,7 @@ TEST_CASE("b11 trailing bytes are refused, one decision for every reader") {
 TEST_CASE("b08 length prefixes that lie are refused before anything is allocated") {
   const std::string good = good_file();
   const std::uint64_t size = good.size();
-  const long before = peak_kibibytes();
+  const std::int64_t before = support::peak_kibibytes();
   const auto prefixed = [&](std::uint64_t length) {
     return raw_file(std::string_view{good}.substr(8), "", length);
   };
@@ -257,7 +251,7 @@ TEST_CASE("b08 length prefixes that lie are refused before anything is allocated
     INFO(header);
     CHECK_THAT(refusal(raw_file(header, "")), Contains("does not begin with '{'"));
   }
-  CHECK(peak_kibibytes() - before < 64 * 1024);
+  CHECK(support::peak_kibibytes() - before < 64 * 1024);
 }
 
 TEST_CASE("broken JSON is refused with the byte") {

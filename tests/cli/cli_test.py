@@ -194,12 +194,24 @@ class Generate(CliTest):
     def test_tiers_prefetch_and_budget_give_the_same_text(self):
         texts = {
             self.generate("--prompt", "Hello", "--max-new-tokens", 10, "--storage", storage, "--prefetch-ahead", ahead, *more)
-            for storage in ["ram", "mmap", "file", "pinned", "auto"]
+            for storage in ["ram", "mmap", "file", "io_uring", "pinned", "auto"]
             for ahead in [0, 2]
             for more in [[], ["--device-budget", "1MiB"]]
         }
         self.assertEqual(len(texts), 1)
         self.assertGreater(len(texts.pop()), 5)
+
+    def test_the_tier_of_another_system_is_refused_by_name(self):
+        code, out, err = run("generate", "--model", self.model, "--prompt", "Hello", "--storage", "iocp")
+        self.assertNotEqual(code, 0)
+        self.assertEqual(out, "")
+        self.assertRegex(err, r"'iocp'.*Windows.*io_uring")
+
+    def test_what_reads_the_files_is_said(self):
+        code, _, err = run("generate", "--model", self.model, "--device", "cpu", "--prompt", "Hello", "--max-new-tokens", 2, "--storage", "io_uring")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(err, r"storage: (io_uring \(|thread pool, .*: )")
+        self.assertRegex(err, r"O_DIRECT|page cache \(")
 
     def test_prompt_sources_are_equal(self):
         file = self.folder / "prompt.txt"

@@ -41,10 +41,10 @@ THIRD_PARTY = [
     (r"(ATen|c10|torch)/", r"(block|layers|optim|lora|models|train|generate|finetune|[a-z_]+\.hpp)", "needs LibTorch: rank 6 and above only"),
     (r"boost/", r"(io|storage)/", "belongs in io/ and storage/"),
     (r"(nlohmann/|pcre2\.h$|utf8proc\.h$)", r"(text|checkpoint)/", "belongs in text/ and checkpoint/"),
-    (r"(sys/|linux/|unistd\.h$|fcntl\.h$|poll\.h$|liburing|windows\.h$|winioctl\.h$)", r"(os|io)/", "is the operating system's: belongs in os/ and io/"),
+    (r"(sys/|linux/|unistd\.h$|fcntl\.h$|poll\.h$|liburing|windows\.h$|winioctl\.h$|psapi\.h$)", r"(os|io)/", "is the operating system's: belongs in os/ and io/"),
 ]  # fmt: skip
 
-MACROS_OF_OTHERS = {"PCRE2_CODE_UNIT_WIDTH"}  # a third party asks for it before its header
+MACROS_OF_OTHERS = {"PCRE2_CODE_UNIT_WIDTH", "WIN32_LEAN_AND_MEAN", "NOMINMAX"}  # a third party asks for it before its header
 
 MAX_HEADER_LINES = 600
 MAX_FUNCTION_LINES = 60

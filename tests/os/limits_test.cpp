@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <block_streamer/os/limits.hpp>
 
+#include <block_streamer/os/cgroup_memory.hpp>
+
 #include <support/safetensors_files.hpp>
 
 #include <support/catch.hpp>

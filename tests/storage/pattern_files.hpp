@@ -6,8 +6,7 @@
 
 #include <storage/tier_conformance.hpp>
 #include <support/catch.hpp>
-
-#include <unistd.h>
+#include <support/fresh_folder.hpp>
 
 #include <filesystem>
 #include <fstream>
@@ -19,12 +18,9 @@ namespace block_streamer::testing_support {
 /// A folder that is gone afterwards.
 class TemporaryFolder {
  public:
-  TemporaryFolder() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "block_streamer_storage_XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
+  explicit TemporaryFolder(
+      const std::filesystem::path& parent = std::filesystem::temp_directory_path())
+      : path_{support::fresh_folder("block_streamer_storage_", parent)} {}
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
   ~TemporaryFolder() {
@@ -42,6 +38,16 @@ inline void write_bytes(const std::filesystem::path& path, std::span<const std::
   out.write(reinterpret_cast<const char*>(bytes.data()),
             static_cast<std::streamsize>(bytes.size()));
   REQUIRE(out.good());
+}
+
+/// Makes a file shorter. False where the system does not let a mapped file shrink: Windows.
+inline bool cut_file(const std::filesystem::path& path, std::uintmax_t size) {
+  std::error_code error;
+  std::filesystem::resize_file(path, size, error);
+#if !defined(_WIN32)
+  REQUIRE_FALSE(error);
+#endif
+  return !error;
 }
 
 /// A block made of ranges of files, as a checkpoint would give it: one byte tensor per range.
@@ -75,7 +81,9 @@ inline BlockSource block_of(const std::vector<FileRange>& ranges, std::uint32_t 
 
 /// Three files of odd sizes; blocks at odd offsets, across files, up to the very end, and empty.
 struct PatternFiles {
-  explicit PatternFiles(std::uint32_t granularity = 1) {
+  explicit PatternFiles(std::uint32_t granularity = 1, const std::filesystem::path& parent =
+                                                           std::filesystem::temp_directory_path())
+      : folder{parent} {
     for (std::uint32_t f = 0; f < sizes.size(); ++f) {
       files.push_back(folder.path() / ("part " + std::to_string(f) + ".bin"));
       write_bytes(files.back(), pattern_bytes(f, 0, sizes[f]));

@@ -3,6 +3,8 @@
 // whose every byte depends on its tensor and offset. Independent of the library's own writer.
 #pragma once
 
+#include <support/fresh_folder.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -15,18 +17,12 @@
 #include <utility>
 #include <vector>
 
-#include <stdlib.h>
-
 namespace support {
 
 /// A fresh folder, removed with its contents at the end.
 class TempFolder {
  public:
-  TempFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "bs-test-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error{"mkdtemp failed"};
-    path_ = name;
-  }
+  TempFolder() : path_{fresh_folder("bs-test-")} {}
   TempFolder(const TempFolder&) = delete;
   TempFolder& operator=(const TempFolder&) = delete;
   ~TempFolder() {

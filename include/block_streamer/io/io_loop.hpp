@@ -2,6 +2,7 @@
 #pragma once
 
 #include <block_streamer/core/expects.hpp>
+#include <block_streamer/io/asio_threads.hpp>
 #include <block_streamer/io/progress_loop.hpp>
 
 #include <boost/asio/executor_work_guard.hpp>

@@ -2,8 +2,10 @@
 #pragma once
 
 // The platform twins declare the same members; this is the one place that chooses.
-#if defined(__unix__) || defined(__APPLE__)
+#if defined(_WIN32)
+#include <block_streamer/os/file_windows.hpp>
+#elif defined(__unix__) || defined(__APPLE__)
 #include <block_streamer/os/file_posix.hpp>
 #else
-#error "block_streamer/os/file.hpp: only POSIX systems are supported so far"
+#error "block_streamer/os/file.hpp: only POSIX systems and Windows are supported"
 #endif

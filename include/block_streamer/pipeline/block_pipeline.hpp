@@ -78,6 +78,7 @@ class BlockPipeline {
       if (transfers_) transfers_->synchronize_copies();
     } catch (...) {  // a lost device has nothing in flight
     }
+    if (transfers_) storage_.forget(transfers_->staging());
   }
 
   /// @brief Begins a pass over `order`, planned from what is resident now.
@@ -122,6 +123,7 @@ class BlockPipeline {
   void close() {
     expects(!pass_running_, "a pass is running: it must end before close");
     drain();
+    if (transfers_) storage_.forget(transfers_->staging());
     Guard guard{mutex_, backend_};
     if (machine_.failed()) machine_.reset_failure();
     failure_.clear();
@@ -176,6 +178,7 @@ class BlockPipeline {
   void open() {
     if (transfers_) return;
     transfers_.emplace(backend_, shape_.transfer);
+    if (!transfers_->staging().empty()) storage_.prepare(transfers_->staging());
     Guard guard{mutex_, backend_};
     machine_.slots.statistics.bound_bytes = transfers_->bound().size();
   }

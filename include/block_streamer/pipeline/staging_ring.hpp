@@ -28,6 +28,7 @@ class StagingRing {
   [[nodiscard]] std::span<std::byte> chunk(std::uint32_t index) const noexcept {
     return bytes_.subspan(stride_ * index, stride_);
   }
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::uint64_t byte_count() const noexcept { return bytes_.size(); }
   [[nodiscard]] bool page_locked() const noexcept { return registration_.has_value(); }
 

@@ -59,6 +59,10 @@ class Transfers {
     return staging_->chunk(ticket);
   }
   [[nodiscard]] std::uint64_t device_byte_count() const noexcept { return arena_.byte_count(); }
+  /// @brief All chunks together; empty without staging.
+  [[nodiscard]] std::span<std::byte> staging() const noexcept {
+    return staging_ ? staging_->bytes() : std::span<std::byte>{};
+  }
   [[nodiscard]] std::uint64_t staging_byte_count() const noexcept {
     return staging_ ? staging_->byte_count() : 0;
   }

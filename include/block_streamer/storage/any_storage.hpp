@@ -34,6 +34,9 @@ class AnyStorage {
   [[nodiscard]] std::span<const std::span<std::byte>> regions() const noexcept {
     return self_->regions();
   }
+  /// @brief As preparing_tier; nothing unless the held tier models it.
+  void prepare(std::span<std::byte> memory) noexcept { self_->prepare(memory); }
+  void forget(std::span<std::byte> memory) noexcept { self_->forget(memory); }
   /// @brief Where an image byte comes from, as far as the held tier can say.
   [[nodiscard]] std::string locate(BlockId block, std::uint64_t image_offset) const {
     return self_->locate(block, image_offset);
@@ -51,6 +54,8 @@ class AnyStorage {
     virtual bool addressable() const noexcept = 0;
     virtual std::span<const std::byte> bytes(BlockId) const noexcept = 0;
     virtual std::span<const std::span<std::byte>> regions() const noexcept = 0;
+    virtual void prepare(std::span<std::byte>) noexcept = 0;
+    virtual void forget(std::span<std::byte>) noexcept = 0;
     virtual std::string locate(BlockId, std::uint64_t) const = 0;
   };
 
@@ -84,6 +89,12 @@ class AnyStorage {
         return {};
       }
     }
+    void prepare([[maybe_unused]] std::span<std::byte> memory) noexcept override {
+      if constexpr (preparing_tier<Tier>) tier.prepare(memory);
+    }
+    void forget([[maybe_unused]] std::span<std::byte> memory) noexcept override {
+      if constexpr (preparing_tier<Tier>) tier.forget(memory);
+    }
     std::string locate([[maybe_unused]] BlockId block, std::uint64_t image_offset) const override {
       if constexpr (locating_tier<Tier>) {
         return tier.locate(block, image_offset);
@@ -96,6 +107,7 @@ class AnyStorage {
 
   std::unique_ptr<Base> self_;
 };
-static_assert(addressable_tier<AnyStorage> && locating_tier<AnyStorage>);
+static_assert(addressable_tier<AnyStorage> && locating_tier<AnyStorage> &&
+              preparing_tier<AnyStorage>);
 
 }  // namespace block_streamer::inline v1

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/io/asio_threads.hpp>
 #include <block_streamer/storage/storage_tier.hpp>
 
 #include <boost/asio/append.hpp>

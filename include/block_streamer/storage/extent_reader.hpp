@@ -4,6 +4,7 @@
 #include <block_streamer/checkpoint/block_map.hpp>
 #include <block_streamer/checkpoint/extents.hpp>
 #include <block_streamer/core/error.hpp>
+#include <block_streamer/core/expects.hpp>
 #include <block_streamer/storage/storage_tier.hpp>
 
 #include <algorithm>
@@ -34,6 +35,16 @@ concept file_source = std::movable<S> &&
   { source.read_at(offset, out) } -> std::same_as<std::error_code>;
 };
 
+/// @brief A file_source whose reads may need room beyond the bytes that are there: an aligned read
+/// of a file's end asks for a whole block.
+/// - `read_padded(offset, out, needed)`: fills the first `needed` bytes of `out`; the others are
+/// left with any value. The file reached to offset + needed when it was opened.
+template <class S>
+concept padded_file_source = file_source<S> &&
+    requires(const S& source, std::uint64_t offset, std::span<std::byte> out, std::size_t needed) {
+  { source.read_padded(offset, out, needed) } -> std::same_as<std::error_code>;
+};
+
 /// @brief Reads a block's image out of the files that its BlockMap names. The files stay open for
 /// the reader's life, so a file that is renamed, replaced or deleted goes on being read as it was.
 /// Image bytes beyond the end of a file, which rounding outwards can reach, are zeros.
@@ -46,6 +57,13 @@ class ExtentReader {
     for (const std::filesystem::path& path : map_.files()) sources_.push_back(Source::open(path));
     for (const BlockSource& block : map_.blocks()) check_sizes(block);
   }
+  /// @param sources  of the map's files, in their order.
+  /// @throws StorageError if a file ends before bytes that a block needs.
+  ExtentReader(BlockMap map, std::vector<Source> sources)
+      : map_{std::move(map)}, sources_{std::move(sources)} {
+    expects(sources_.size() == map_.files().size(), "there is one source per file");
+    for (const BlockSource& block : map_.blocks()) check_sizes(block);
+  }
 
   [[nodiscard]] std::size_t block_count() const noexcept { return map_.blocks().size(); }
   [[nodiscard]] const BlockImage& image(BlockId block) const noexcept {
@@ -55,6 +73,7 @@ class ExtentReader {
     return map_.locate(block, image_offset);
   }
   [[nodiscard]] const BlockMap& block_map() const noexcept { return map_; }
+  [[nodiscard]] std::span<const Source> sources() const noexcept { return sources_; }
 
   /// @brief Fills `out` with image bytes [range). @pre range within the image.
   std::error_code read(BlockId block, ByteRange range, std::span<std::byte> out) const {
@@ -80,8 +99,14 @@ class ExtentReader {
                                    std::span<std::byte> out) {
     const std::uint64_t there = source.size() > offset ? source.size() - offset : 0;
     const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), there));
-    std::ranges::fill(out.subspan(count), std::byte{0});
-    return count == 0 ? std::error_code{} : source.read_at(offset, out.first(count));
+    std::error_code error;
+    if constexpr (padded_file_source<Source>) {
+      if (count != 0) error = source.read_padded(offset, out, count);
+    } else if (count != 0) {
+      error = source.read_at(offset, out.first(count));
+    }
+    if (!error) std::ranges::fill(out.subspan(count), std::byte{0});
+    return error;
   }
 
   void check_sizes(const BlockSource& block) const {

@@ -3,6 +3,7 @@
 
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/core/expects.hpp>
+#include <block_streamer/io/asio_threads.hpp>
 #include <block_streamer/storage/read_contract.hpp>
 #include <block_streamer/storage/storage_tier.hpp>
 

@@ -57,6 +57,19 @@ concept locating_tier = storage_tier<T> &&
   { tier.locate(block, image_offset) } -> std::same_as<std::string>;
 };
 
+/// @brief A tier that reads with less effort into memory that it was told of: it may pin it once.
+/// - `prepare(memory)`: reads will go there, until `forget` of the same memory. Alive and in place
+/// so long. A hint: whatever comes of it, reads elsewhere work, and reads there as well.
+/// - `forget(memory)`: @pre no read into it is in flight.
+/// **Threads.** Not inside a completion of the tier.
+template <class T>
+concept preparing_tier = storage_tier<T> && requires(T& tier, std::span<std::byte> memory) {
+  { tier.prepare(memory) }
+  noexcept->std::same_as<void>;
+  { tier.forget(memory) }
+  noexcept->std::same_as<void>;
+};
+
 /// @brief The easy way to write a tier: a plain synchronous read, run on a thread pool by
 /// Pooled<Reader>. `read` is thread-safe for disjoint `out`; same postcondition as async_read; an
 /// error is returned, an exception is mapped to one.
