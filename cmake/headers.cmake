@@ -10,17 +10,31 @@ set(BLOCK_STREAMER_CORE_HEADERS
   checkpoint/checkpoint.hpp
   checkpoint/checkpoint_files.hpp
   checkpoint/checkpoint_index.hpp
+  checkpoint/checksums.hpp
   checkpoint/config_fields.hpp
   checkpoint/config_keys.hpp
+  checkpoint/copied_files.hpp
+  checkpoint/crc32c.hpp
+  checkpoint/crc32c_kernels.hpp
   checkpoint/extents.hpp
+  checkpoint/float_conversion.hpp
   checkpoint/json_file.hpp
   checkpoint/model_config.hpp
   checkpoint/name_pattern.hpp
   checkpoint/peft_config.hpp
+  checkpoint/range_summer.hpp
   checkpoint/rope_config.hpp
   checkpoint/safetensors_header.hpp
   checkpoint/safetensors_parser.hpp
   checkpoint/safetensors_writer.hpp
+  checkpoint/shard_conversion.hpp
+  checkpoint/shard_folder.hpp
+  checkpoint/shard_journal.hpp
+  checkpoint/shard_manifest.hpp
+  checkpoint/shard_manifest_reader.hpp
+  checkpoint/shard_manifest_writer.hpp
+  checkpoint/shard_plan.hpp
+  checkpoint/shard_writer.hpp
   checkpoint/stored_tensor.hpp
   core/block_image.hpp
   core/block_layout.hpp

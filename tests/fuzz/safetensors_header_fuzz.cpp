@@ -15,9 +15,9 @@ void check(const bs::SafetensorsHeader& header, std::uint64_t file_size) {
     fuzz::require(tensor.range.offset <= file_size &&
                       tensor.range.byte_count <= file_size - tensor.range.offset,
                   "a tensor reaches beyond the file");
-    fuzz::require(bs::dense_byte_count(tensor.spec.dtype, tensor.spec.shape) ==
-                      tensor.range.byte_count,
-                  "a tensor's range is not what its shape takes");
+    fuzz::require(
+        bs::dense_byte_count(tensor.spec.dtype, tensor.spec.shape) == tensor.range.byte_count,
+        "a tensor's range is not what its shape takes");
     covered += tensor.range.byte_count;
   }
   for (const bs::UnsupportedTensor& tensor : header.unsupported) {

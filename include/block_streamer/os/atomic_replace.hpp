@@ -102,6 +102,15 @@ class ReplacingFile {
   int descriptor_ = -1;
 };
 
+/// @brief True for the file beside its place that a killed process left of a ReplacingFile.
+/// Meaningful only where nobody writes now.
+[[nodiscard]] inline bool is_unfinished_part(const std::filesystem::path& path) {
+  const std::string name = path.filename().string();
+  const std::size_t part = name.rfind(".part");
+  return name.starts_with('.') && part != std::string::npos && part + 5 < name.size() &&
+         name.find_first_not_of("0123456789-", part + 5) == std::string::npos;
+}
+
 /// @brief Replaces the content of `path` as a whole: either all of it becomes `bytes`, or nothing
 /// changes. @throws StorageError as ReplacingFile.
 inline void atomic_replace(const std::filesystem::path& path, std::span<const std::byte> bytes) {
