@@ -18,6 +18,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   checkpoint/crc32c_kernels.hpp
   checkpoint/extents.hpp
   checkpoint/float_conversion.hpp
+  checkpoint/image_sums.hpp
   checkpoint/json_file.hpp
   checkpoint/model_config.hpp
   checkpoint/name_pattern.hpp
@@ -121,8 +122,10 @@ set(BLOCK_STREAMER_IO_HEADERS
   pipeline/visible_lock.hpp
   storage/any_storage.hpp
   storage/async_read.hpp
+  storage/checksum_errc.hpp
   storage/decorators/fault_script.hpp
   storage/decorators/faulty_storage.hpp
+  storage/decorators/verified_storage.hpp
   storage/extent_reader.hpp
   storage/file_storage.hpp
   storage/mapped_storage.hpp

@@ -134,6 +134,43 @@ def tokenizer_seeds():
                "vocab": {"a": 0, "b": 1, "ab": 2, "c": 3, **{f"<0x{i:02X}>": 10 + i for i in range(3)}}})  # fmt: skip
 
 
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def summed(name, extents, chunk=4096):
+    data = bytes(sum(extent[2] for extent in extents))
+    chunks = "".join(f"{crc32c(data[at:at + chunk]):08x}" for at in range(0, len(data), chunk))
+    return {"name": name, "byte_count": len(data), "crc32c": f"{crc32c(data):08x}", "extents": extents, "chunks": chunks}
+
+
+def manifest(**changes):
+    whole = {
+        "format": "block_streamer manifest", "version": 1, "layout": "packed", "written_by": "block_streamer 0.1.0",
+        "algorithm": "crc32c", "chunk_byte_count": 4096,
+        "files": [{"name": "a.safetensors", "byte_count": 20000, "crc32c": "00000000"}, {"name": "b", "byte_count": 9000}],
+        "copied": [{"name": "config.json", "byte_count": 3, "crc32c": "01234567"}],
+        "resident": [summed("embed", [[1, 4096, 9]])], "blocks": [summed("l.0.", [[0, 4096, 8200]]), summed("l.1.", [])],
+    }  # fmt: skip
+    return json.dumps({**whole, **changes})
+
+
+def manifest_seeds():
+    yield "packed", manifest()
+    yield "original", manifest(layout="original", blocks=[summed("l.0.", [[0, 1, 5000], [0, 5001, 1], [1, 0, 20]])])
+    yield "newer", manifest(version=2)
+    yield "unknown-keys", manifest(later={"a": [1, 2]}, copied=[])
+    yield "escape", manifest(files=[{"name": "../a", "byte_count": 1}])
+    yield "huge", manifest(files=[{"name": "a", "byte_count": 2**64 - 1}], blocks=[{**summed("x", []), "byte_count": 2**64 - 1}])
+    yield "beyond", manifest(layout="original", blocks=[summed("l", [[0, 19999, 2]])])
+    yield "nothing", manifest(files=[], copied=[], resident=[], blocks=[])
+
+
 DICTIONARY = """\
 # Tokens of the JSON files that the targets read.
 "\\"dtype\\":" "\\"shape\\":" "\\"data_offsets\\":" "\\"__metadata__\\":" "\\"weight_map\\":" "\\"F32\\"" "\\"BF16\\"" "\\"U8\\""
@@ -149,7 +186,7 @@ DICTIONARY = """\
 def main():
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "corpus")
     targets = {"safetensors_header": safetensors_seeds, "checkpoint_index": index_seeds, "model_config": config_seeds,
-               "peft_config": peft_seeds, "tokenizer_json": tokenizer_seeds}  # fmt: skip
+               "peft_config": peft_seeds, "tokenizer_json": tokenizer_seeds, "shard_manifest": manifest_seeds}  # fmt: skip
     for target, seeds in targets.items():
         (folder / target).mkdir(parents=True, exist_ok=True)
         for name, content in seeds():
