@@ -26,7 +26,15 @@ constexpr std::array<std::pair<std::string_view, double>, 9> size_units{{{"", 1}
                                                                          {"MB", 1e6},
                                                                          {"GB", 1e9}}};
 
-/// For transform(): "1.5GiB" becomes its number of bytes.
+std::string check_device(const std::string& text) {
+  if (text == "cpu" || text == "cuda") return {};
+  const bool numbered = text.starts_with("cuda:") && text.size() > 5 && text.size() <= 8 &&
+                        std::all_of(text.begin() + 5, text.end(), is_digit);
+  return numbered ? std::string{} : "'" + text + "' is none of cpu, cuda, cuda:N";
+}
+
+}  // namespace
+
 std::string replace_size(std::string& text) {
   double value = 0;
   const char* const last = text.data() + text.size();
@@ -41,15 +49,6 @@ std::string replace_size(std::string& text) {
   text = std::to_string(static_cast<std::uint64_t>(value * known->second));
   return {};
 }
-
-std::string check_device(const std::string& text) {
-  if (text == "cpu" || text == "cuda") return {};
-  const bool numbered = text.starts_with("cuda:") && text.size() > 5 && text.size() <= 8 &&
-                        std::all_of(text.begin() + 5, text.end(), is_digit);
-  return numbered ? std::string{} : "'" + text + "' is none of cpu, cuda, cuda:N";
-}
-
-}  // namespace
 
 std::string check_whole_number(const std::string& text) {
   const bool digits = !text.empty() && std::all_of(text.begin(), text.end(), is_digit);
@@ -92,6 +91,9 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
       ->type_name("TYPE")
       ->group(group)
       ->capture_default_str();
+  app.add_flag("--verify-reads", options.verify_reads,
+               "compare what is read with the model's checksums (see convert and checksum)")
+      ->group(group);
   app.add_option("--trace", options.trace, "write a timeline for ui.perfetto.dev")
       ->type_name("FILE")
       ->group(group);

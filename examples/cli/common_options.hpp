@@ -17,12 +17,16 @@ struct CommonOptions {
   std::uint32_t prefetch_ahead = 1;
   std::uint64_t device_budget = 0;  ///< bytes
   std::string dtype = "auto";
+  bool verify_reads = false;
   std::filesystem::path trace;  ///< empty: none
   std::filesystem::path stats;  ///< empty: none
 };
 
 /// @brief For check(): digits alone. A minus sign would wrap around.
 [[nodiscard]] std::string check_whole_number(const std::string& text);
+
+/// @brief For transform(): "1.5GiB" becomes its number of bytes.
+[[nodiscard]] std::string replace_size(std::string& text);
 
 void add_model_option(CLI::App& app, std::filesystem::path& model);
 void add_common_options(CLI::App& app, CommonOptions& options);

@@ -6,6 +6,7 @@
 #include "compute_type.hpp"
 #include "console.hpp"
 #include "storage_choice.hpp"
+#include "verified_reads.hpp"
 
 #include <block_streamer/architecture/model_summary.hpp>
 #include <block_streamer/lora/peft_loading.hpp>
@@ -85,12 +86,17 @@ class LoadedModel {
   LoadedModel(Backend backend, at::Device device, const CommonOptions& options,
               block_streamer::TraceSinkRef trace, Plan plan)
       : model_{plan.checkpoint, {plan.type, device}},
-        streamer_{model_.blocks(), make_storage(plan.storage.tier, model_.block_map(), plan.type),
-                  std::move(backend), streamer_options(options, plan.type, trace)} {
+        streamer_{model_.blocks(), storage_of(plan, options), std::move(backend),
+                  streamer_options(options, plan.type, trace)} {
     for (const std::string& warning : plan.checkpoint.warnings()) say("warning: " + warning);
     for (const std::string& warning : model_.warnings()) say("warning: " + warning);
   }
 
+  [[nodiscard]] block_streamer::AnyStorage storage_of(const Plan& plan,
+                                                      const CommonOptions& options) const {
+    auto storage = make_storage(plan.storage.tier, model_.block_map(), plan.type);
+    return options.verify_reads ? verified_storage(std::move(storage), model_) : std::move(storage);
+  }
   static block_streamer::StreamerOptions streamer_options(const CommonOptions& options,
                                                           block_streamer::DType type,
                                                           block_streamer::TraceSinkRef trace) {

@@ -53,13 +53,23 @@ class ShardConversion {
         folder_{std::move(folder)},
         shard_options_{shard_options},
         options_{options},
-        journal_{plan_identity(shards, checkpoint.files()),
-                 {ShardLayout::packed, checksum_chunk_byte_count, {}, {}, {}, {}}} {
+        manifest_{ShardLayout::packed,
+                  checksum_chunk_byte_count,
+                  {},
+                  {},
+                  {},
+                  {},
+                  plan_identity(shards, checkpoint.files())} {
     for (const PackedShard& shard : shards) total_ += shard.byte_count;
   }
 
   [[nodiscard]] ConversionReport run() {
-    std::optional<ShardJournal> before = open_folder();
+    if (is_done()) {
+      report_.files_kept = shards_.size();
+      report_.byte_count = total_;
+      return std::move(report_);
+    }
+    const std::optional<ShardManifest> before = open_folder();
     remove_leftovers();
     check_space(before);
     for (const PackedShard& shard : shards_) {
@@ -67,29 +77,37 @@ class ShardConversion {
       if (before) kept = keep(*before, shard);
       ++(kept ? report_.files_kept : report_.files_written);
       enter(kept ? std::move(*kept) : write(shard));
-      write_shard_journal(folder_, journal_);
+      write_shard_journal(folder_, manifest_);
     }
     finish();
     report_.byte_count = total_;
-    report_.manifest = std::move(journal_.manifest);
+    report_.manifest = std::move(manifest_);
     return std::move(report_);
   }
 
  private:
+  /// True if the same conversion ended before; it is not looked at again.
+  [[nodiscard]] bool is_done() {
+    std::optional<ShardManifest> manifest = packed_manifest();
+    if (!manifest || manifest->plan != manifest_.plan || options_.overwrite) return false;
+    remove(folder_ / journal_file_name);  // a run that was killed right before its end left it
+    report_.manifest = std::move(*manifest);
+    return true;
+  }
   /// Makes sure that the folder is ours to write into, and marks it as unfinished.
   /// @returns what an earlier run of the same conversion left.
-  [[nodiscard]] std::optional<ShardJournal> open_folder() {
+  [[nodiscard]] std::optional<ShardManifest> open_folder() {
     std::error_code error;
     std::filesystem::create_directories(folder_, error);
     if (error) throw StorageError{folder_.string(), "cannot make the folder", error};
     if (std::filesystem::equivalent(folder_, checkpoint_.folder(), error)) {
       throw Error{folder_.string() + ": a model cannot be converted into its own folder"};
     }
-    std::optional<ShardJournal> journal = find_shard_journal(folder_);
-    if (journal && journal->plan != journal_.plan) journal.reset();
+    std::optional<ShardManifest> journal = find_shard_journal(folder_);
+    if (journal && journal->plan != manifest_.plan) journal.reset();
     if (!journal && !options_.overwrite) refuse_what_is_there();
     const std::vector<std::filesystem::path> replaced = replaceable_files();
-    if (!journal) write_shard_journal(folder_, journal_);
+    if (!journal) write_shard_journal(folder_, manifest_);
     remove(folder_ / manifest_file_name);  // from here on the folder is unfinished
     remove(folder_ / index_file_name);
     if (!journal) {
@@ -102,7 +120,7 @@ class ShardConversion {
       throw Error{folder_.string() + ": " + what};
     };
     if (is_listed(folder_ / manifest_file_name)) {
-      refuse("there is a converted model already; --overwrite replaces it");
+      refuse("another converted model lies here already; --overwrite replaces it");
     }
     if (is_listed(folder_ / journal_file_name)) {
       refuse(
@@ -161,10 +179,10 @@ class ShardConversion {
     if (error) throw StorageError{folder_.string(), "cannot list the folder", error};
     for (const std::filesystem::path& path : leftovers) remove(path);
   }
-  void check_space(const std::optional<ShardJournal>& before) const {
+  void check_space(const std::optional<ShardManifest>& before) const {
     std::uint64_t there = 0;
     if (before) {
-      for (const SummedFile& file : before->manifest.files) there += file.byte_count;
+      for (const SummedFile& file : before->files) there += file.byte_count;
     }
     std::error_code error;
     const auto space = std::filesystem::space(folder_, error);
@@ -175,9 +193,8 @@ class ShardConversion {
   }
 
   /// A file of an earlier run whose sums are right; nullopt if it has to be written.
-  [[nodiscard]] std::optional<WrittenShard> keep(const ShardJournal& before,
+  [[nodiscard]] std::optional<WrittenShard> keep(const ShardManifest& old,
                                                  const PackedShard& shard) {
-    const ShardManifest& old = before.manifest;
     const auto at = std::find_if(old.files.begin(), old.files.end(), [&](const SummedFile& file) {
       return file.name == shard.file_name;
     });
@@ -226,23 +243,21 @@ class ShardConversion {
   }
 
   void enter(WrittenShard written) {
-    ShardManifest& manifest = journal_.manifest;
-    const auto file = static_cast<std::uint32_t>(manifest.files.size());
+    const auto file = static_cast<std::uint32_t>(manifest_.files.size());
     const auto append = [&](std::vector<SummedRange>& from, std::vector<SummedRange>& to) {
       for (SummedRange& range : from) {
         for (FileRange& extent : range.extents) extent.file = file;
         to.push_back(std::move(range));
       }
     };
-    append(written.blocks, manifest.blocks);
-    append(written.resident, manifest.resident);
-    manifest.files.push_back(std::move(written.file));
+    append(written.blocks, manifest_.blocks);
+    append(written.resident, manifest_.resident);
+    manifest_.files.push_back(std::move(written.file));
   }
 
   /// The manifest last: with it the folder is complete.
   void finish() {
-    journal_.manifest.copied =
-        copy_model_files(checkpoint_.folder(), folder_, shard_options_.dtype);
+    manifest_.copied = copy_model_files(checkpoint_.folder(), folder_, shard_options_.dtype);
     std::string map;
     for (const PackedShard& shard : shards_) {
       for (const PackedGroup& group : shard.groups) {
@@ -256,7 +271,7 @@ class ShardConversion {
                    std::string_view{"{\"metadata\":{\"total_size\":" + std::to_string(total_) +
                                     "},\n\"weight_map\":{\n" + map + "}}\n"});
     atomic_replace(folder_ / manifest_file_name,
-                   std::string_view{format_shard_manifest(journal_.manifest)});
+                   std::string_view{format_shard_manifest(manifest_)});
     remove(folder_ / journal_file_name);
   }
 
@@ -265,7 +280,7 @@ class ShardConversion {
   std::filesystem::path folder_;
   const ShardOptions& shard_options_;
   const ConversionOptions& options_;
-  ShardJournal journal_;
+  ShardManifest manifest_;  ///< of what is complete
   ConversionReport report_;
   std::uint64_t total_ = 0;
   std::uint64_t done_ = 0;
@@ -278,7 +293,8 @@ class ShardConversion {
 /// it came from. docs/packed_shards.md has the format.
 /// May be killed at any moment: run again with the same arguments it goes on at the first file that
 /// is not complete, after checking the sums of those that are. The manifest appears last; before,
-/// the folder is refused as unfinished. Failures leave it so.
+/// the folder is refused as unfinished. Failures leave it so. The same call after the end does
+/// nothing.
 /// @param blocks, resident  as plan_shards().
 /// @throws BindingError, UnsupportedError as plan_shards(); StorageError if reading or writing
 /// fails or the disk has no room; Error if the folder holds something else.

@@ -16,18 +16,12 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <system_error>
 
 #include <nlohmann/json.hpp>
 
 namespace block_streamer::inline v1 {
-
-/// What an unfinished conversion has done so far. The files that its manifest lists are complete,
-/// if their sums are right.
-struct ShardJournal {
-  std::string plan;        ///< which conversion this is: plan_identity()
-  ShardManifest manifest;  ///< of the files written so far
-};
 
 /// @brief Tells conversions apart: what goes where, and size and time of every source file.
 /// @throws StorageError if the system does not tell them.
@@ -57,29 +51,23 @@ struct ShardJournal {
          std::to_string(whole.size());
 }
 
-/// @brief The journal of a folder; nullopt if there is none, or none that can be read: then nothing
-/// of what it says counts.
-[[nodiscard]] inline std::optional<ShardJournal> find_shard_journal(
+/// @brief What an unfinished conversion has done so far: the manifest of the files written. nullopt
+/// if there is none, or none that can be read: then nothing of what it says counts.
+[[nodiscard]] inline std::optional<ShardManifest> find_shard_journal(
     const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / journal_file_name;
   try {
     const std::string text = read_small_file(path, std::uint64_t{256} << 20);
-    const nlohmann::json json = parse_json(path.string(), text);
-    const auto plan = json.is_object() ? json.find("plan") : json.end();
-    if (plan == json.end() || !plan->is_string() || !json.contains("manifest")) return std::nullopt;
-    return ShardJournal{plan->get<std::string>(),
-                        detail::ManifestReader{path.string()}.read(json["manifest"])};
+    return parse_shard_manifest(path.string(), text);
   } catch (const Error&) {
     return std::nullopt;
   }
 }
 
 /// @brief Replaces the journal as a whole. @throws StorageError
-inline void write_shard_journal(const std::filesystem::path& folder, const ShardJournal& journal) {
-  const std::string manifest = format_shard_manifest(journal.manifest);
-  atomic_replace(folder / journal_file_name,
-                 std::string_view{"{\"plan\":" + nlohmann::json(journal.plan).dump() +
-                                  ",\"manifest\":" + manifest + "}\n"});
+inline void write_shard_journal(const std::filesystem::path& folder,
+                                const ShardManifest& manifest) {
+  atomic_replace(folder / journal_file_name, std::string_view{format_shard_manifest(manifest)});
 }
 
 }  // namespace block_streamer::inline v1

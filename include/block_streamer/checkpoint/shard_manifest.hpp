@@ -53,6 +53,7 @@ struct ShardManifest {
   std::vector<SummedRange> blocks;    ///< in the order of execution
   std::vector<SummedRange> resident;  ///< tensors of the model outside blocks
   std::vector<SummedFile> copied;     ///< configuration and tokenizer; packed only
+  std::string plan;                   ///< plan_identity() of the conversion; empty: not known
 
   /// @brief The range of that name among blocks, or nullptr. **Cost.** Linear.
   [[nodiscard]] const SummedRange* find_block(std::string_view name) const noexcept {

@@ -65,6 +65,7 @@ class ManifestReader {
           fail_range(ranges.back(), "is listed twice");
       }
     }
+    if (json.contains("plan")) manifest.plan = string(json, "plan");
     return manifest;
   }
 

@@ -53,9 +53,9 @@ template <class Entries>
 }  // namespace detail
 
 /// @brief The text of block_streamer.json; the same manifest gives the same bytes.
-/// @pre names are UTF-8. **Cost.** About 9 bytes of text a chunk.
+/// **Cost.** About 9 bytes of text a chunk.
 [[nodiscard]] inline std::string format_shard_manifest(const ShardManifest& manifest) {
-  const nlohmann::ordered_json json{
+  nlohmann::ordered_json json{
       {"format", "block_streamer manifest"},
       {"version", manifest_version},
       {"layout", manifest.layout == ShardLayout::packed ? "packed" : "original"},
@@ -66,7 +66,9 @@ template <class Entries>
       {"copied", detail::list_of(manifest.copied)},
       {"resident", detail::list_of(manifest.resident)},
       {"blocks", detail::list_of(manifest.blocks)}};
-  return json.dump(1) + "\n";
+  if (!manifest.plan.empty()) json["plan"] = manifest.plan;
+  // A file's name need not be UTF-8; its sums are then not found again.
+  return json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace block_streamer::inline v1
