@@ -324,6 +324,13 @@ TEST_CASE("nothing that somebody else put there is replaced") {
     CHECK_THROWS_WITH(f.convert(f.packed), Catch::Matchers::Contains("other options"));
     CHECK_NOTHROW(f.convert(f.packed, {.overwrite = true}));
   }
+  SECTION("but what a run that was killed at once left is removed") {
+    fs::create_directories(f.packed);
+    const std::string left = "." + std::string{bs::journal_file_name} + ".part123-0";
+    support::write_text(f.packed / left, "{");
+    f.convert(f.packed);
+    CHECK_FALSE(fs::exists(f.packed / left));
+  }
   SECTION("other files, unless asked to") {
     fs::create_directories(f.packed);
     support::write_text(f.packed / "notes.md", "mine");

@@ -127,10 +127,15 @@ class ShardConversion {
           "an unfinished conversion of another model or with other options lies here; "
           "--overwrite replaces it");
     }
+    // A run that was killed before it had a journal leaves a part of one.
     std::error_code error;
-    if (!std::filesystem::is_empty(folder_, error)) {
-      refuse("the folder is not empty; --overwrite writes into it all the same");
+    for (std::filesystem::directory_iterator at{folder_, error}, end; !error && at != end;
+         at.increment(error)) {
+      if (!is_unfinished_part(at->path())) {
+        refuse("the folder is not empty; --overwrite writes into it all the same");
+      }
     }
+    if (error) throw StorageError{folder_.string(), "cannot list the folder", error};
   }
   /// Files that a conversion wrote. @throws Error if there are weights that came from elsewhere.
   [[nodiscard]] std::vector<std::filesystem::path> replaceable_files() const {
