@@ -355,6 +355,21 @@ TEST_CASE("nothing that somebody else put there is replaced") {
   }
 }
 
+TEST_CASE("a replacement that is stopped leaves an unfinished folder, not a mixed one") {
+  Fixture f;
+  f.convert(f.packed);
+  f.shard_options.dtype = bs::DType::f32;
+  bs::ConversionOptions options;
+  options.overwrite = true;
+  options.progress = [&](std::uint64_t done, std::uint64_t all) {
+    if (done > all / 2) throw Stop{};
+  };
+  CHECK_THROWS_AS(f.convert(f.packed, options), Stop);
+  CHECK_THROWS_WITH(bs::Checkpoint::open(f.packed), Catch::Matchers::Contains("has not ended"));
+  CHECK(f.convert(f.packed).files_kept > 0);
+  CHECK(bs::verify_manifest(f.packed, *bs::Checkpoint::open(f.packed).manifest()).empty());
+}
+
 TEST_CASE("a source that changed since is converted from the start") {
   Fixture f;
   bs::ConversionOptions options;

@@ -165,6 +165,32 @@ TEST_CASE("aligned reads of whole chunks read nothing else") {
   CHECK(script.started() == reads.size());
 }
 
+namespace {
+/// A tier that is told where reads will go.
+class Told : public bs::FileStorage {
+ public:
+  using FileStorage::FileStorage;
+  void prepare(std::span<std::byte> memory) noexcept { told += memory.size(); }
+  void forget(std::span<std::byte> memory) noexcept { told -= memory.size(); }
+  static inline std::size_t told = 0;
+};
+template <class Tier>
+concept told_tier = requires(Tier& tier, std::span<std::byte> memory) {
+  tier.prepare(memory);
+};
+}  // namespace
+
+TEST_CASE("a tier that wants to know the memory of reads is told through the decorator") {
+  const Rounded r{1};
+  bs::VerifiedStorage tier{Told{r.files.map}, r.sums()};
+  std::array<std::byte, 100> memory{};
+  tier.prepare(memory);
+  CHECK(Told::told == 100);
+  tier.forget(memory);
+  CHECK(Told::told == 0);
+  STATIC_REQUIRE_FALSE(told_tier<bs::VerifiedStorage<bs::FileStorage>>);
+}
+
 TEST_CASE("sums of other blocks or other bytes are refused when the tier is made") {
   const Rounded r{1};
   const auto refused = [&](const bs::ShardManifest& manifest, const char* part) {

@@ -44,8 +44,8 @@ class BlockMap {
 
   [[nodiscard]] std::span<const BlockSource> blocks() const noexcept { return blocks_; }
   [[nodiscard]] std::span<const std::filesystem::path> files() const noexcept { return files_; }
-  /// @brief Of each block: "model.layers.7.".
-  [[nodiscard]] std::span<const std::string> prefixes() const noexcept { return prefixes_; }
+  /// @brief Per block, what the names of its tensors begin with.
+  [[nodiscard]] const std::vector<std::string>& prefixes() const noexcept { return prefixes_; }
 
   /// @brief "FILE, offset N, tensor NAME (block 7)": where an image byte comes from, for messages.
   [[nodiscard]] std::string locate(BlockId block, std::uint64_t image_offset) const {

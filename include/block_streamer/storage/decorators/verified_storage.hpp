@@ -86,6 +86,15 @@ class VerifiedStorage {
   [[nodiscard]] std::string locate(BlockId block, std::uint64_t image_offset) const {
     return state_->locate(block, image_offset);
   }
+  /// @brief For an inner tier that wants to know the memory of reads beforehand.
+  void prepare(std::span<std::byte> memory) noexcept requires requires(Inner& tier) {
+    tier.prepare(memory);
+  }
+  { state_->inner.prepare(memory); }
+  void forget(std::span<std::byte> memory) noexcept requires requires(Inner& tier) {
+    tier.forget(memory);
+  }
+  { state_->inner.forget(memory); }
 
  private:
   struct State;
