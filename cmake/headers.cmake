@@ -11,17 +11,32 @@ set(BLOCK_STREAMER_CORE_HEADERS
   checkpoint/checkpoint.hpp
   checkpoint/checkpoint_files.hpp
   checkpoint/checkpoint_index.hpp
+  checkpoint/checksums.hpp
   checkpoint/config_fields.hpp
   checkpoint/config_keys.hpp
+  checkpoint/copied_files.hpp
+  checkpoint/crc32c.hpp
+  checkpoint/crc32c_kernels.hpp
   checkpoint/extents.hpp
+  checkpoint/float_conversion.hpp
+  checkpoint/image_sums.hpp
   checkpoint/json_file.hpp
   checkpoint/model_config.hpp
   checkpoint/name_pattern.hpp
   checkpoint/peft_config.hpp
+  checkpoint/range_summer.hpp
   checkpoint/rope_config.hpp
   checkpoint/safetensors_header.hpp
   checkpoint/safetensors_parser.hpp
   checkpoint/safetensors_writer.hpp
+  checkpoint/shard_conversion.hpp
+  checkpoint/shard_folder.hpp
+  checkpoint/shard_journal.hpp
+  checkpoint/shard_manifest.hpp
+  checkpoint/shard_manifest_reader.hpp
+  checkpoint/shard_manifest_writer.hpp
+  checkpoint/shard_plan.hpp
+  checkpoint/shard_writer.hpp
   checkpoint/stored_tensor.hpp
   core/block_image.hpp
   core/block_layout.hpp
@@ -148,9 +163,11 @@ set(BLOCK_STREAMER_IO_HEADERS
   simulation/virtual_loop.hpp
   storage/any_storage.hpp
   storage/async_read.hpp
+  storage/checksum_errc.hpp
   storage/decorators/fault_script.hpp
   storage/decorators/faulty_storage.hpp
   storage/decorators/traced_storage.hpp
+  storage/decorators/verified_storage.hpp
   storage/direct_extents.hpp
   storage/extent_reader.hpp
   storage/file_storage.hpp

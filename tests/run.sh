@@ -47,6 +47,12 @@ clang_build() {
   run_ctest clang --label-exclude '^(consumer|layering|slow)$'
 }
 
+fuzz_smoke() { # a fixed number of runs of each target
+  setup_configure fuzz
+  setup_build fuzz fuzzers
+  run_ctest fuzz --label-regex '^fuzz$'
+}
+
 format_check() {
   git ls-files -co --exclude-standard '*.hpp' '*.cpp' | xargs -r clang-format --dry-run -Werror
 }
@@ -67,6 +73,7 @@ main() {
   if [ "$mode" = full ]; then
     stage "clang-format" format_check
     stage "clang" clang_build
+    stage "fuzz targets" fuzz_smoke
   fi
   setup_configure release -DTorch_DIR="$SETUP_TORCH_DIR"
   stage "release build" setup_build release

@@ -16,5 +16,7 @@ void add_finetune_command(CLI::App& program, Action& action);
 void add_evaluate_command(CLI::App& program, Action& action);
 void add_tokenize_command(CLI::App& program, Action& action);
 void add_inspect_command(CLI::App& program, Action& action);
+void add_convert_command(CLI::App& program, Action& action);
+void add_checksum_command(CLI::App& program, Action& action);
 
 }  // namespace block_streamer_cli

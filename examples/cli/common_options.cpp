@@ -87,6 +87,9 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
       ->type_name("TYPE")
       ->group(group)
       ->capture_default_str();
+  app.add_flag("--verify-reads", options.verify_reads,
+               "compare what is read with the model's checksums (see convert and checksum)")
+      ->group(group);
   app.add_option("--trace", options.trace, "write a timeline for ui.perfetto.dev")
       ->type_name("FILE")
       ->group(group);

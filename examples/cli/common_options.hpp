@@ -17,6 +17,7 @@ struct CommonOptions {
   std::uint32_t prefetch_ahead = 1;
   std::uint64_t device_budget = 0;  ///< bytes
   std::string dtype = "auto";
+  bool verify_reads = false;
   std::filesystem::path trace;  ///< empty: none
   std::filesystem::path stats;  ///< empty: none
 };

@@ -8,6 +8,7 @@
 #include <block_streamer/architecture/model_layout.hpp>
 #include <block_streamer/architecture/model_summary.hpp>
 #include <block_streamer/checkpoint/checkpoint.hpp>
+#include <block_streamer/checkpoint/checksums.hpp>
 #include <block_streamer/checkpoint/model_config.hpp>
 
 #include <nlohmann/json.hpp>
@@ -73,7 +74,8 @@ nlohmann::ordered_json json_of(const WeightCheck& check) {
   return {{"tensors", check.tensors}, {"bytes", check.bytes}, {"non_finite", bad}};
 }
 
-nlohmann::ordered_json json_of(const Inspection& seen, const std::optional<WeightCheck>& check) {
+nlohmann::ordered_json json_of(const Inspection& seen, const std::optional<WeightCheck>& check,
+                               const std::vector<std::string>& faults) {
   const bs::ModelSummary& summary = seen.summary;
   nlohmann::ordered_json out;
   out["model"] = seen.folder.string();
@@ -97,6 +99,11 @@ nlohmann::ordered_json json_of(const Inspection& seen, const std::optional<Weigh
   out["positions"] = seen.config.max_position;
   out["eos_ids"] = seen.config.eos_ids;
   out["warnings"] = seen.warnings;
+  if (const bs::ShardManifest* manifest = seen.checkpoint.manifest()) {
+    out["checksums"]["layout"] =
+        manifest->layout == bs::ShardLayout::packed ? "packed" : "original";
+    if (check) out["checksums"]["faults"] = faults;
+  }
   if (check) out["verified"] = json_of(*check);
   return out;
 }
@@ -162,16 +169,40 @@ void print(const WeightCheck& check) {
             << " tensors, " << (check.non_finite.empty() ? "all finite" : "not all finite") << '\n';
 }
 
+/// One line for each file or block that is not as it was summed.
+std::vector<std::string> compare_checksums(const Inspection& seen) {
+  const bs::ShardManifest* manifest = seen.checkpoint.manifest();
+  if (manifest == nullptr) return {};
+  Progress progress{"MiB", 0};
+  std::uint64_t bytes = 0;
+  return bs::verify_manifest(seen.checkpoint.folder(), *manifest, [&](std::uint64_t more) {
+    bytes += more;
+    progress.update(bytes >> 20U, "checksums");
+  });
+}
+
 int run(const Command& command) {
   const Inspection seen{command.model};
   std::optional<WeightCheck> check;
-  if (command.verify) check = verify_weights(seen.checkpoint, seen.used_tensors());
+  std::vector<std::string> faults;
+  if (command.verify) {
+    faults = compare_checksums(seen);
+    check = verify_weights(seen.checkpoint, seen.used_tensors());
+  }
   if (command.json) {
-    std::cout << json_of(seen, check).dump(2) << '\n';
+    std::cout << json_of(seen, check, faults).dump(2) << '\n';
   } else {
     for (const std::string& warning : seen.warnings) say("warning: " + warning);
     print(seen);
     if (check) print(*check);
+    for (const std::string& fault : faults) std::cout << fault << '\n';
+    if (check && seen.checkpoint.manifest() != nullptr && faults.empty()) {
+      std::cout << "checksums all as they were\n";
+    }
+  }
+  if (!faults.empty()) {
+    say_error(std::to_string(faults.size()) + " checksums differ, the first: " + faults.front());
+    return 1;
   }
   if (!check || check->non_finite.empty()) return 0;
   say_error(std::to_string(check->non_finite.size()) + " tensors hold values that are not finite");
@@ -186,8 +217,10 @@ void add_inspect_command(CLI::App& program, Action& action) {
       "inspect", "Shows what of a model would stream and what would stay resident");
   add_model_option(*app, command->model);
   app->add_flag("--json", command->json, "as JSON");
-  app->add_flag("--verify", command->verify,
-                "read all weights and look for values that are not finite");
+  app->add_flag(
+      "--verify", command->verify,
+      "read all weights: compare their checksums where there are any, look for values that are not "
+      "finite");
   app->footer("Example:\n  block-streamer inspect --model models/SmolLM2-135M-Instruct --verify");
   app->callback([command, &action] { action = [command] { return run(*command); }; });
 }

@@ -6,6 +6,7 @@
 #include "compute_type.hpp"
 #include "console.hpp"
 #include "storage_choice.hpp"
+#include "verified_reads.hpp"
 
 #include <block_streamer/architecture/model_summary.hpp>
 #include <block_streamer/lora/peft_loading.hpp>
@@ -85,16 +86,18 @@ class LoadedModel {
   LoadedModel(Backend backend, at::Device device, const CommonOptions& options,
               block_streamer::TraceSinkRef trace, Plan plan)
       : model_{plan.checkpoint, {plan.type, device}},
-        streamer_{model_.blocks(), open_storage(plan, options, model_.block_map()),
+        streamer_{model_.blocks(), open_storage(plan, options, model_),
                   std::move(backend), streamer_options(options, plan.type, trace)} {
     for (const std::string& warning : plan.checkpoint.warnings()) say("warning: " + warning);
     for (const std::string& warning : model_.warnings()) say("warning: " + warning);
   }
 
   static block_streamer::AnyStorage open_storage(const Plan& plan, const CommonOptions& options,
-                                                 block_streamer::BlockMap map) {
-    expect_budget_holds_a_block(options.device_budget, plan.storage.tier, map, plan.type);
-    return make_storage(plan.storage.tier, std::move(map), plan.type);
+                                                 const block_streamer::models::DecoderModel& model) {
+    expect_budget_holds_a_block(options.device_budget, plan.storage.tier, model.block_map(),
+                                plan.type);
+    auto storage = make_storage(plan.storage.tier, model.block_map(), plan.type);
+    return options.verify_reads ? verified_storage(std::move(storage), model) : std::move(storage);
   }
 
   static block_streamer::StreamerOptions streamer_options(const CommonOptions& options,

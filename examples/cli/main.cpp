@@ -38,6 +38,8 @@ int run(int argc, char** argv) {
   cli::add_evaluate_command(program, action);
   cli::add_tokenize_command(program, action);
   cli::add_inspect_command(program, action);
+  cli::add_convert_command(program, action);
+  cli::add_checksum_command(program, action);
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

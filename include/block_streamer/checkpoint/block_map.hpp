@@ -119,6 +119,26 @@ namespace detail {
   return layout;
 }
 
+/// Gaps of a file below this are read with what surrounds them: no tensor's padding is larger.
+inline constexpr std::uint64_t bridged_gap = tensor_alignment;
+
+/// The tensors' ranges, with small gaps between them. @pre tensors in file order.
+[[nodiscard]] inline std::vector<FileRange> needed_ranges(
+    std::span<const StoredTensor* const> tensors) {
+  std::vector<FileRange> ranges;
+  for (const StoredTensor* tensor : tensors) {
+    if (tensor->range.byte_count == 0) continue;
+    FileRange* last = ranges.empty() ? nullptr : &ranges.back();
+    if (last != nullptr && last->file == tensor->file &&
+        tensor->range.offset - last->range.end() < bridged_gap) {
+      last->range.byte_count = tensor->range.end() - last->range.offset;
+    } else {
+      ranges.push_back({tensor->file, tensor->range});
+    }
+  }
+  return ranges;
+}
+
 /// Copies from the extents to the slot; neighbours in both spaces become one.
 [[nodiscard]] inline std::vector<Segment> make_segments(
     std::span<const StoredTensor* const> tensors, std::span<const Extent> extents,
@@ -135,9 +155,11 @@ namespace detail {
     const Segment next{extents[at].image_offset + (offset - extents[at].file_offset),
                        layout.tensors[i].slot_offset, byte_count};
     Segment* last = segments.empty() ? nullptr : &segments.back();
-    if (last != nullptr && last->image_offset + last->byte_count == next.image_offset &&
-        last->slot_offset + last->byte_count == next.slot_offset) {
-      last->byte_count += next.byte_count;
+    // Files that pad their tensors as a slot does are copied in one piece, padding and all.
+    if (last != nullptr &&
+        next.image_offset - last->image_offset < last->byte_count + bridged_gap &&
+        next.image_offset - last->image_offset == next.slot_offset - last->slot_offset) {
+      last->byte_count = next.image_offset - last->image_offset + next.byte_count;
     } else {
       segments.push_back(next);
     }
@@ -149,12 +171,8 @@ namespace detail {
                                                    const BlockTensors& block,
                                                    std::uint32_t read_granularity) {
   const std::vector<const StoredTensor*> tensors = tensors_in_file_order(checkpoint, block);
-  std::vector<FileRange> ranges;
-  for (const StoredTensor* tensor : tensors) {
-    if (tensor->range.byte_count != 0) ranges.push_back({tensor->file, tensor->range});
-  }
   BlockSource source;
-  source.extents = make_extents(ranges, read_granularity);
+  source.extents = make_extents(needed_ranges(tensors), read_granularity);
   BlockImage& image = source.image;
   image.read_granularity = read_granularity;
   image.layout = lay_out(tensors, block.prefix.size());
@@ -171,8 +189,9 @@ namespace detail {
 /// @brief The block map of `blocks` over the checkpoint's files as they are: nothing is converted.
 /// Image space: the block's byte ranges, adjacent ones joined, rounded outwards to the granularity,
 /// in file order. Slot space: tensors in the same order, each at a multiple of 256, so neighbours
-/// whose sizes are such multiples are one segment. Tensors without elements have a placement, no
-/// segment and no read. Blocks may straddle files, share tensors, begin at any byte, or be empty.
+/// whose sizes are such multiples are one segment; so are those that a file pads to them. Gaps
+/// below 256 bytes are read over. Tensors without elements have a placement, no segment and no
+/// read. Blocks may straddle files, share tensors, begin at any byte, or be empty.
 /// @throws BindingError, UnsupportedError as Checkpoint::at() for a tensor that cannot be used.
 /// @pre names within a block are distinct; read_granularity >= 1.
 [[nodiscard]] inline BlockMap make_block_map(const Checkpoint& checkpoint,

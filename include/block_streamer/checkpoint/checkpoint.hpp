@@ -4,15 +4,20 @@
 #include <block_streamer/checkpoint/checkpoint_files.hpp>
 #include <block_streamer/checkpoint/checkpoint_index.hpp>
 #include <block_streamer/checkpoint/safetensors_header.hpp>
+#include <block_streamer/checkpoint/shard_folder.hpp>
+#include <block_streamer/checkpoint/shard_manifest.hpp>
+#include <block_streamer/checkpoint/shard_manifest_reader.hpp>
 #include <block_streamer/checkpoint/stored_tensor.hpp>
 
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -27,16 +32,23 @@ class Checkpoint {
   /// @brief Opens a folder (with model.safetensors, or with model.safetensors.index.json and its
   /// shards, or with a single *.safetensors file; links are followed, so a hub snapshot is a
   /// folder), or one .safetensors file. Sub-folders are never searched.
+  /// A folder that a conversion is still being written into is refused.
   /// @throws StorageError if a file is missing or unreadable, naming file and a tensor it holds.
   /// @throws FormatError if a file or the index breaks its format, or two files hold one tensor and
-  /// the index does not choose.
+  /// the index does not choose; if a manifest breaks its format or a packed file is not of its
+  /// size.
+  /// @throws UnsupportedError if the folder's manifest is of a newer version.
   [[nodiscard]] static Checkpoint open(const std::filesystem::path& path) {
     Checkpoint checkpoint;
+    std::error_code ignored;
+    detail::refuse_unfinished(std::filesystem::is_directory(path, ignored) ? path
+                                                                           : path.parent_path());
     detail::CheckpointFiles found = detail::find_checkpoint_files(path);
     checkpoint.folder_ = std::move(found.folder);
     checkpoint.files_ = std::move(found.files);
     checkpoint.warnings_ = std::move(found.warnings);
     checkpoint.claimed_ = std::move(found.index.file_of);
+    checkpoint.manifest_ = find_shard_manifest(checkpoint.folder_);
     for (std::uint32_t file = 0; file < checkpoint.files_.size(); ++file) {
       checkpoint.add_file(file);
     }
@@ -78,6 +90,10 @@ class Checkpoint {
   /// @brief The files that hold the tensors; StoredTensor::file counts into it.
   [[nodiscard]] std::span<const std::filesystem::path> files() const noexcept { return files_; }
   [[nodiscard]] const std::filesystem::path& folder() const noexcept { return folder_; }
+  /// @brief The checksums that lie beside the weights, or nullptr. Sizes of files agree with them.
+  [[nodiscard]] const ShardManifest* manifest() const noexcept {
+    return manifest_ ? &*manifest_ : nullptr;
+  }
   /// @brief What is odd but usable, one line each: to be shown to the user once.
   [[nodiscard]] std::span<const std::string> warnings() const noexcept { return warnings_; }
 
@@ -87,6 +103,7 @@ class Checkpoint {
   void add_file(std::uint32_t file) {
     const std::string file_name = files_[file].filename().string();
     SafetensorsHeader header = read_safetensors_header(files_[file]);
+    compare_with_manifest(file_name, header.file_byte_count);
     // Where two files hold one name, the index chooses: shards of an older split may still lie
     // here.
     const auto elsewhere = [&](std::string_view name) {
@@ -96,6 +113,7 @@ class Checkpoint {
     std::size_t stale = 0;
     const auto add_all = [&](auto& from, auto& to, auto name_of_tensor) {
       for (auto& tensor : from) {
+        if (is_shard_padding(name_of_tensor(tensor))) continue;
         if (elsewhere(name_of_tensor(tensor))) {
           ++stale;
           continue;
@@ -127,6 +145,25 @@ class Checkpoint {
                                                         "' is also in " +
                                                         files_[std::next(twice)->file].string() +
                                                         ", and no index says which one counts"};
+  }
+
+  /// A packed file of another size is damaged; an original one was replaced after it was summed.
+  void compare_with_manifest(const std::string& file_name, std::uint64_t byte_count) {
+    if (!manifest_) return;
+    const auto at = std::find_if(manifest_->files.begin(), manifest_->files.end(),
+                                 [&](const SummedFile& f) { return f.name == file_name; });
+    if (at != manifest_->files.end() && at->byte_count == byte_count) return;
+    const std::string path = (folder_ / file_name).string();
+    const std::string what = at == manifest_->files.end()
+                                 ? "is not in " + std::string{manifest_file_name}
+                                 : "has " + std::to_string(byte_count) + " bytes, by " +
+                                       std::string{manifest_file_name} + " it has " +
+                                       std::to_string(at->byte_count);
+    if (manifest_->layout == ShardLayout::packed) {
+      throw FormatError{path, what + "; convert the model again"};
+    }
+    warnings_.push_back(path + ": " + what + "; its checksums are not used, make them again");
+    manifest_.reset();
   }
 
   /// Refusing waits until the tensor is used: tied models ship index entries without data.
@@ -172,6 +209,7 @@ class Checkpoint {
   std::vector<StoredTensor> tensors_;
   std::vector<UnsupportedTensor> unsupported_;
   std::map<std::string, std::string, std::less<>> claimed_;  ///< the index; empty without one
+  std::optional<ShardManifest> manifest_;
   std::vector<std::string> warnings_;
 };
 

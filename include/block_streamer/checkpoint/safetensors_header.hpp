@@ -165,7 +165,8 @@ inline void append_entry(SafetensorsHeader& header, const std::string& path,
     check_size(path, entry, *dtype);
     header.tensors.push_back({{std::move(entry.name), *dtype, std::move(entry.shape)}, 0, range});
   } else {
-    header.unsupported.push_back({std::move(entry.name), std::move(entry.dtype), 0, range});
+    header.unsupported.push_back(
+        {std::move(entry.name), std::move(entry.dtype), 0, range, std::move(entry.shape)});
   }
 }
 

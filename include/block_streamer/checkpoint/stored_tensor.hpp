@@ -23,6 +23,7 @@ struct UnsupportedTensor {
   std::string dtype;  ///< as the file spells it
   std::uint32_t file = 0;
   ByteRange range;
+  Shape shape;
 };
 
 }  // namespace block_streamer::inline v1
