@@ -60,7 +60,6 @@ class BlockPipeline {
         machine_{shape_.mode, shape_.transfer.slot_count, shape_.transfer.ticket_count,
                  options_.observer} {
     inbox_.reserve(2 * std::size_t{shape_.transfer.ticket_count});
-    taken_.reserve(inbox_.capacity());
     read_begin_.resize(shape_.transfer.ticket_count);
     if (finisher_) {
       for (std::size_t b = 0; b < storage_.block_count(); ++b) {
@@ -83,7 +82,8 @@ class BlockPipeline {
   /// @brief Begins a pass over `order`, planned from what is resident now.
   /// @param hint     what is expected to follow (see plan_pass).
   /// @param compute  the stream that the pass's visits compute on; alive until the pass ends.
-  /// @throws ContractViolation if a pass is running; DeviceError after a sticky device error.
+  /// @throws ContractViolation if a pass is running; DeviceError after a sticky device error; what
+  /// failed since the last acquire (a prefetch, a release): it is told once, whenever it happened.
   [[nodiscard]] Pass begin_pass(std::span<const PartId> order, std::span<const PartId> hint,
                                 Stream& compute) {
     expects(!pass_running_,
@@ -95,7 +95,7 @@ class BlockPipeline {
       failure_.rethrow_if_lost();
     }
     open();
-    if (failed()) recover();
+    throw_if_failed();
     transfers_->begin_pass(compute, Rules::fork_copies);
     PassPlan plan;
     {
@@ -222,9 +222,16 @@ class BlockPipeline {
       }
     } catch (...) {
       failed_with(std::current_exception());
-      // The ticket of a failed copy is not on the device, or is lost with it.
-      if (action.kind == FetchAction::Kind::copy) deliver(What::drained, action.ticket);
+      if (action.kind == FetchAction::Kind::copy) abandon_copy(action.ticket);
     }
+  }
+  /// The copies issued before the one that failed still read the chunk: it is free after them.
+  void abandon_copy(std::uint32_t ticket) noexcept {
+    try {
+      transfers_->synchronize_copies();
+    } catch (...) {  // a device that cannot even wait has nothing in flight
+    }
+    deliver(What::drained, ticket);
   }
   void start_read(const FetchAction& action) noexcept {
     const Chunk& chunk = action.reads->chunks[action.chunk];
@@ -291,21 +298,28 @@ class BlockPipeline {
   }
   /// @pre the mutex is held.
   void take_messages() {
-    taken_.swap(inbox_);
-    for (const Message& message : taken_) {
+    while (!inbox_.empty()) {  // one that the machine refuses does not take the others with it
+      const Message message = inbox_.front();
+      inbox_.erase(inbox_.begin());
       message.what == What::arrived ? machine_.arrived(message.ticket)
                                     : machine_.drained(message.ticket);
     }
-    taken_.clear();
   }
   void failed_with(std::exception_ptr cause) noexcept {
     Guard guard{mutex_, backend_};
     failure_.set(std::move(cause));
     machine_.fail();
   }
-  [[nodiscard]] bool failed() {
-    Guard guard{mutex_, backend_};
-    return machine_.failed();
+  /// The first cause, once; the pipeline is usable again when it is thrown.
+  void throw_if_failed() {
+    std::exception_ptr cause;
+    {
+      Guard guard{mutex_, backend_};
+      if (!machine_.failed()) return;
+      cause = failure_.cause();
+    }
+    recover();
+    std::rethrow_exception(cause);
   }
 
   // ---- waiting, on the visitor
@@ -348,11 +362,7 @@ class BlockPipeline {
   [[nodiscard]] std::span<std::byte> begin_visit(const PlannedVisit& visit, Stream& compute) {
     if (visitor_copies()) pump();
     wait_usable(visit);
-    if (failed()) {
-      const std::exception_ptr cause = failure_.cause();
-      recover();
-      std::rethrow_exception(cause);
-    }
+    throw_if_failed();
     {
       Guard guard{mutex_, backend_};
       machine_.lease(visit);
@@ -452,7 +462,6 @@ class BlockPipeline {
   FetchMachine<Rules> machine_;
   Failure failure_;
   std::vector<Message> inbox_;
-  std::vector<Message> taken_;
   bool pump_scheduled_ = false;
   bool slots_suspect_ = false;  ///< a copy failed on the device after it was issued
   bool pass_running_ = false;

@@ -78,6 +78,7 @@ class FetchMachine {
   template <class ReadsOf>
   void begin_pass(const PassPlan& plan, ReadsOf&& reads_of) {
     queue_.trim();
+    queue_.reserve(plan.fetches.size());  // nothing has changed if there is no memory
     ++epoch_;
     in_pass_ = true;
     released_ = 0;

@@ -35,6 +35,8 @@ struct Fetch {
 /// **Cost.** No allocation once it has held the largest pass.
 class FetchQueue {
  public:
+  /// @brief Room for `count` more.
+  void reserve(std::size_t count) { fetches_.reserve(fetches_.size() + count); }
   void push(const Fetch& fetch) { fetches_.push_back(fetch); }
   [[nodiscard]] Fetch& operator[](std::uint64_t id) noexcept { return fetches_[id - base_]; }
 
