@@ -145,6 +145,12 @@ namespace detail {
   return available;
 }
 
+/// @brief How much of `available` memory weights may fill: less 2 GiB or 15 %, whichever is more.
+[[nodiscard]] constexpr std::uint64_t fillable_memory(std::uint64_t available) noexcept {
+  const std::uint64_t margin = std::max(std::uint64_t{2} << 30, available / 100 * 15);
+  return available - std::min(available, margin);
+}
+
 /// @brief How many bytes this process may lock in memory; nullopt: unlimited.
 [[nodiscard]] inline std::optional<std::uint64_t> memlock_limit() noexcept {
   rlimit limit{};

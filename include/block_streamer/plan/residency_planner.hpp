@@ -34,6 +34,12 @@ class ResidencyPlanner {
             "a plan needs prefetch_ahead + 1 slots that take every block");
   }
 
+  /// @brief Does the search that `plan` of the same visits would do first: before a lock is taken.
+  void prepare(std::span<const PartId> order, std::span<const PartId> hint) {
+    if (!costs_) return;
+    if (const auto cycle = VisitCycle::of(order, hint)) static_cast<void>(retention_of(*cycle));
+  }
+
   /// @param residency  per slot, what it holds or will hold. @see plan_pass
   [[nodiscard]] PassPlan plan(std::span<const PartId> order, std::span<const PartId> hint,
                               const SlotContents& residency) {
