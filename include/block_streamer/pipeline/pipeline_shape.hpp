@@ -37,6 +37,8 @@ class PipelineShape {
                 std::vector<typename Backend::HostRegistration>& registrations) {
     check(options);
     expects(storage.block_count() > 0, "there must be at least one block to stream");
+    expects(!options.costs || options.costs->blocks.size() == storage.block_count(),
+            "costs are given for every block");
     const std::vector<std::uint8_t> locked = lock_memory(storage, backend, options, registrations);
     mode = choose_mode(storage, backend, locked);
     plan_blocks(storage, options, locked);

@@ -79,9 +79,8 @@ class PassPlanner {
     slots_.resize(residency.size());
     for (std::size_t s = 0; s < slots_.size(); ++s) {
       const auto& part = residency[s];
-      if (!part) continue;
-      slots_[s].next_use = uses_.first(*part);
-      slots_[s].dead = guide_ != nullptr && !guide_->kept_before(*part);
+      if (part) slots_[s].next_use = uses_.first(*part);
+      slots_[s].dead = guide_ != nullptr ? !part || !guide_->kept_before(*part) : !part;
     }
   }
 
@@ -107,9 +106,10 @@ class PassPlanner {
     bool dead = false;  ///< nothing is lost with what it holds
   };
 
-  /// The first fetches that the hint needs. Without a guide those of its first visits; with one, as
-  /// many as may be on their way, as long as nothing is lost by them.
+  /// The first fetches that the hint needs. Without a guide those of its first visits; with one as
+  /// many as there are slots for, as long as nothing is lost by them.
   void prefetch() {
+    if (options_.prefetch_ahead == 0) return;
     const std::size_t before = plan_.fetches.size();
     const std::size_t visits = guide_ == nullptr
                                    ? std::min<std::size_t>(options_.prefetch_ahead, hint_size_)
@@ -118,11 +118,10 @@ class PassPlanner {
       const PartId part = uses_.part(i);
       std::uint32_t slot = holder_of(part);
       if (slot == slots_.size()) {
-        if (plan_.fetches.size() - before == options_.prefetch_ahead) break;
         slot = victim_for(part, i);
         const SlotState& taken = slots_[slot];
         if (taken.last_use >= static_cast<std::int64_t>(order_size_)) break;
-        if (guide_ != nullptr && !taken.dead && plan_.residency[slot]) break;
+        if (guide_ != nullptr && !taken.dead) break;
         fetch(part, slot);
       }
       use(slot, i);
@@ -161,13 +160,10 @@ class PassPlanner {
   }
 
   [[nodiscard]] bool better(std::uint32_t slot, std::uint32_t than) const {
-    const bool empty = !plan_.residency[slot], than_empty = !plan_.residency[than];
-    if (empty != than_empty) return empty;
     const SlotState &a = slots_[slot], &b = slots_[than];
     if (a.dead != b.dead) return a.dead;
     const std::uint32_t size = space_.class_of(slot), than_size = space_.class_of(than);
-    if ((a.dead || empty) && size != than_size) return size < than_size;
-    if (a.dead) return better_dead(a, b);
+    if (a.dead) return size != than_size ? size < than_size : better_dead(a, b);
     if (a.next_use != b.next_use) return a.next_use > b.next_use;
     if (size != than_size) return size < than_size;
     return a.last_use < b.last_use;

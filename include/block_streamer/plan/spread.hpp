@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -19,19 +20,31 @@ class SpreadChoice {
       : sizes_{sizes}, left_{budget}, chosen_(sizes.size(), 0) {}
 
   std::vector<std::uint8_t> run() {
-    evenly();
-    while (add_largest() || exchange()) {
-    }
-    return std::move(chosen_);
+    fill(static_cast<double>(left_));
+    // Once more for what that took: a budget that no block fills up would leave the last one added
+    // somewhere in between.
+    const std::uint64_t budget = left_ + taken_;
+    const std::vector<std::uint8_t> first = chosen_;
+    const std::uint64_t took = taken_;
+    std::fill(chosen_.begin(), chosen_.end(), std::uint8_t{0});
+    left_ = budget;
+    taken_ = 0;
+    fill(static_cast<double>(took));
+    return taken_ >= took ? std::move(chosen_) : first;
   }
 
  private:
+  void fill(double target) {
+    evenly(target);
+    while (add_largest() || exchange()) {
+    }
+  }
   /// Walks the list and takes a block whenever the bytes taken fall behind its share.
-  void evenly() {
+  void evenly(double target) {
     const double total =
         static_cast<double>(std::accumulate(sizes_.begin(), sizes_.end(), std::uint64_t{0}));
     if (total == 0) return;
-    const double share = static_cast<double>(left_) / total;
+    const double share = std::min(1.0, target / total);
     double behind = 0;
     for (std::size_t i = 0; i < sizes_.size(); ++i) {
       const auto size = static_cast<double>(sizes_[i]);
@@ -71,12 +84,14 @@ class SpreadChoice {
     if (gain == 0) return false;
     chosen_[out] = 0;
     left_ += sizes_[out];
+    taken_ -= sizes_[out];
     take(in);
     return true;
   }
   void take(std::size_t i) {
     chosen_[i] = 1;
     left_ -= sizes_[i];
+    taken_ += sizes_[i];
   }
   /// To the nearest block taken, around the ends.
   [[nodiscard]] std::size_t distance(std::size_t i) const {
@@ -89,6 +104,7 @@ class SpreadChoice {
 
   std::span<const std::uint64_t> sizes_;
   std::uint64_t left_;
+  std::uint64_t taken_ = 0;
   std::vector<std::uint8_t> chosen_;
 };
 

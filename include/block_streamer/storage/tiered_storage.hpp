@@ -41,13 +41,15 @@ class TieredStorage {
     std::vector<std::uint64_t> sizes;
     for (std::size_t b = 0; b < below.block_count(); ++b)
       sizes.push_back(below.image(block_at(b)).byte_count);
-    std::vector<std::uint8_t> chosen = spread_in_budget(sizes, ram_budget);
-    if (!sizes.empty() && std::find(chosen.begin(), chosen.end(), 1) == chosen.end()) {
-      throw Error{"a ram budget of " + std::to_string(ram_budget) +
-                  " bytes holds no block: the smallest has " +
-                  std::to_string(*std::min_element(sizes.begin(), sizes.end()))};
+    std::optional<std::uint64_t> least;  // a block without bytes is no use of a budget
+    for (const std::uint64_t size : sizes) {
+      if (size > 0) least = std::min(size, least.value_or(size));
     }
-    return TieredStorage{std::move(below), std::move(chosen), threads};
+    if (least && *least > ram_budget) {
+      throw Error{"a RAM budget of " + std::to_string(ram_budget) +
+                  " bytes holds no block: the smallest has " + std::to_string(*least)};
+    }
+    return TieredStorage{std::move(below), spread_in_budget(sizes, ram_budget), threads};
   }
 
   /// @param in_memory  one flag per block. Where memory runs short, fewer are held: @see
