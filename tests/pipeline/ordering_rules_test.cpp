@@ -68,7 +68,7 @@ Outcome play(const Scene& scene) {
     bs::AnyStorage tier = support::ScriptedTier{images, script};
     if (scene.memory_tier) tier = support::MemoryTier{images};
     if (scene.every_second_in_memory)
-      tier = support::MixedTier{images, script, {1, 0, 1, 0, 1, 0}};
+      tier = support::MixedTier{images, script, {0, 1, 0, 1, 0, 1}};
     // Notifications of the device arrive on a thread of its own: waiting for them is not being
     // stuck.
     bs::BlockPipeline<Backend, CountingLoop, Rules> pipeline{std::move(tier), backend, options,
