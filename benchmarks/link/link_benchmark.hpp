@@ -25,6 +25,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -361,10 +362,13 @@ class LinkBenchmark {
     report_.add(state, {what, median(times) * 1e3, "ms"});
   }
 
-  /// Deterministic kernels from here to the end of the scope.
+  /// Deterministic kernels from here to the end of the scope. cuBLAS needs a fixed workspace for
+  /// them; while the variable that says so is set, LibTorch parses it at every matrix product,
+  /// which costs 35 µs each: so never while something is timed.
   class Deterministic {
    public:
     explicit Deterministic(bool strict) : cudnn_{at::globalContext().userEnabledCuDNNSDP()} {
+      ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/1);
       at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/!strict);
       if (!strict) at::globalContext().setSDPUseCuDNN(false);
     }
@@ -373,6 +377,7 @@ class LinkBenchmark {
     ~Deterministic() {
       at::globalContext().setDeterministicAlgorithms(false, false);
       at::globalContext().setSDPUseCuDNN(cudnn_);
+      ::unsetenv("CUBLAS_WORKSPACE_CONFIG");
     }
 
    private:

@@ -4,7 +4,6 @@
 #include <benchmark/benchmark.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 
 namespace {
@@ -35,8 +34,6 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // cuBLAS is deterministic only with a fixed workspace, chosen before it starts.
-  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   try {
     return run(argc, argv);
   } catch (const std::exception& error) {

@@ -201,7 +201,8 @@ TEST_CASE("t4 a prefetch that fails before the next pass begins is told once, by
   std::atomic<bool> failed{false};
   std::thread other{[&] {
     fail = true;
-    script.release(0);
+    while (!script.release(0)) {  // until the prefetch is in flight
+    }
     fail = false;
     {
       const std::scoped_lock lock{script.mutex};

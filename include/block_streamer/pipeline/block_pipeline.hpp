@@ -232,7 +232,7 @@ class BlockPipeline {
   /// The copies issued before the one that failed still read the chunk: it is free after them.
   void abandon_copy(std::uint32_t ticket) noexcept {
     try {
-      transfers_->synchronize_copies();
+      transfers_->wait_for_copies();
     } catch (...) {  // a device that cannot even wait has nothing in flight
     }
     deliver(What::drained, ticket);

@@ -104,11 +104,16 @@ class Transfers {
     }
     backend_.record(ready_[action.slot], copy_);
   }
-  /// @brief Waits on the host until everything issued so far has been passed.
-  void synchronize_copies() {
+  /// @brief Waits on the host until every copy issued so far has been passed. The enqueuing
+  /// thread's.
+  void wait_for_copies() {
     Event event = backend_.make_event();
     backend_.record(event, copy_);
     backend_.synchronize(event);
+  }
+  /// @brief Waits on the host until everything issued so far has been passed.
+  void synchronize_copies() {
+    wait_for_copies();
     if (pass_ended_) backend_.synchronize(pass_end_);
   }
 
