@@ -52,9 +52,18 @@ set(BLOCK_STREAMER_CORE_HEADERS
   os/huge_pages.hpp
   os/limits.hpp
   plan/next_use.hpp
+  plan/pass_costs.hpp
   plan/pass_plan.hpp
+  plan/pass_timeline.hpp
   plan/read_plan.hpp
+  plan/residency_planner.hpp
+  plan/retention.hpp
+  plan/retention_model.hpp
+  plan/slot_sizes.hpp
+  plan/slot_space.hpp
+  plan/spread.hpp
   plan/traffic.hpp
+  plan/visit_cycle.hpp
   plan/visit_order.hpp
   text/added_tokens.hpp
   text/bpe.hpp
@@ -111,11 +120,13 @@ set(BLOCK_STREAMER_IO_HEADERS
   storage/decorators/faulty_storage.hpp
   storage/extent_reader.hpp
   storage/file_storage.hpp
+  storage/fill_images.hpp
   storage/mapped_storage.hpp
   storage/pooled.hpp
   storage/ram_storage.hpp
   storage/read_contract.hpp
-  storage/storage_tier.hpp)
+  storage/storage_tier.hpp
+  storage/tiered_storage.hpp)
 set(BLOCK_STREAMER_CUDA_HEADERS
   device/cuda_backend.hpp
   device/cuda_call.hpp

@@ -140,7 +140,7 @@ TEST_CASE("every visit sees its bytes: sets in memory x backends x depths x arri
           }
           pipeline.drain();
           const bool all = set == 0b111111U;
-          CHECK(pipeline.mode() == (all ? bs::FetchMode::addressed
+          CHECK(pipeline.mode() == (all                          ? bs::FetchMode::addressed
                                     : host == HostMode::attached ? bs::FetchMode::in_place
                                                                  : bs::FetchMode::staged));
           CHECK(pipeline.statistics().bytes_read == script.bytes);
@@ -254,8 +254,8 @@ TEST_CASE("a copy out of memory that the device refuses is told once, and the ne
       CopyFault fault{failing};
       RefusingBackend backend{HostMode::attached, fault};
       auto compute = backend.make_stream();
-      bs::BlockPipeline<RefusingBackend> pipeline{
-          support::MixedTier{images, script, flags(6, set)}, backend, small_options(1)};
+      bs::BlockPipeline<RefusingBackend> pipeline{support::MixedTier{images, script, flags(6, set)},
+                                                  backend, small_options(1)};
       const auto order = bs::ascending(0, 6);
       int told = 0;
       for (int pass = 0; pass < 4; ++pass) {

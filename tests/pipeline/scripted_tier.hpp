@@ -162,9 +162,7 @@ class MixedTier {
     }
   }
   [[nodiscard]] std::size_t block_count() const noexcept { return held_.block_count(); }
-  [[nodiscard]] const bs::BlockImage& image(bs::BlockId b) const noexcept {
-    return held_.image(b);
-  }
+  [[nodiscard]] const bs::BlockImage& image(bs::BlockId b) const noexcept { return held_.image(b); }
   void async_read(bs::BlockId b, bs::ByteRange r, std::span<std::byte> out,
                   bs::IoCompletion done) noexcept {
     read_.async_read(b, r, out, std::move(done));

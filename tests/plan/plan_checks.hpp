@@ -14,7 +14,8 @@ namespace bs = block_streamer;
 
 /// Plays a plan: every visit finds its part, and no fetch replaces a part before the visits it
 /// waits for.
-inline void check_plan(const bs::PassPlan& plan, const bs::SlotContents& before, std::uint32_t ahead) {
+inline void check_plan(const bs::PassPlan& plan, const bs::SlotContents& before,
+                       std::uint32_t ahead) {
   bs::SlotContents slots = before;
   std::size_t next_fetch = 0;
   for (std::size_t visit = 0; visit < plan.visits.size(); ++visit) {

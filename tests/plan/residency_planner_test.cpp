@@ -22,8 +22,8 @@ namespace {
 /// Repeats a step of one pass or two, as a streamer would: each pass is hinted what follows it.
 class Steps {
  public:
-  Steps(bs::ResidencyPlanner planner, bs::PassCosts costs, std::uint32_t slots,
-        std::uint32_t ahead, std::vector<bs::VisitOrder> passes)
+  Steps(bs::ResidencyPlanner planner, bs::PassCosts costs, std::uint32_t slots, std::uint32_t ahead,
+        std::vector<bs::VisitOrder> passes)
       : planner_{std::move(planner)},
         timeline_{std::move(costs)},
         ahead_{ahead},
@@ -66,8 +66,8 @@ Steps equal_steps(std::uint32_t blocks, std::uint32_t slots, bs::PlanOptions opt
   std::optional<bs::PassCosts> costs;
   if (cost) costs = equal_costs(blocks, *cost);
   return {bs::ResidencyPlanner{bs::SlotSpace{slots}, options, costs},
-          equal_costs(blocks, cost.value_or(bs::BlockCost{1, 0, 1})), slots,
-          options.prefetch_ahead, std::move(passes)};
+          equal_costs(blocks, cost.value_or(bs::BlockCost{1, 0, 1})), slots, options.prefetch_ahead,
+          std::move(passes)};
 }
 
 bs::SlotContents sorted(bs::SlotContents contents) {
@@ -126,9 +126,9 @@ TEST_CASE("steady steps end as they began, and cost what was expected") {
             for (const bool prefetch : {false, true}) {
               std::vector<bs::VisitOrder> passes{bs::ascending(0, n)};
               if (lowest < n) passes.push_back(bs::descending(lowest, n));
-              Steps steps = equal_steps(
-                  n, slots, {.prefetch_ahead = ahead, .prefetch_next_pass = prefetch},
-                  bs::BlockCost{read, 0.25, 1}, passes);
+              Steps steps =
+                  equal_steps(n, slots, {.prefetch_ahead = ahead, .prefetch_next_pass = prefetch},
+                              bs::BlockCost{read, 0.25, 1}, passes);
               std::vector<bs::SlotContents> ends{steps.residency};
               std::size_t most_fetches = 0;
               double seconds = 0;
@@ -150,8 +150,7 @@ TEST_CASE("steady steps end as they began, and cost what was expected") {
               while (ends[ends.size() - 1 - static_cast<std::size_t>(period)] != ends.back())
                 REQUIRE(++period <= static_cast<int>(slots));
               if (!prefetch) CHECK(period == 1);
-              if (prefetch && ahead > 0)
-                CHECK(seconds <= steps.expected().seconds * (1 + 1e-9));
+              if (prefetch && ahead > 0) CHECK(seconds <= steps.expected().seconds * (1 + 1e-9));
               ++shapes;
               warm_up = std::max(warm_up, first);
               longest_period = std::max(longest_period, period);
@@ -181,15 +180,18 @@ TEST_CASE("blocks of different sizes: every plan keeps to what fits, steady step
     std::optional<bs::PassCosts> known;
     if (round % 2 == 0) known = costs;
     Steps steps{bs::ResidencyPlanner{bs::SlotSpace{slots, sizes},
-                                     {.prefetch_ahead = ahead, .prefetch_next_pass = false}, known},
-                costs, static_cast<std::uint32_t>(slots.size()), ahead, {bs::ascending(0, n)}};
+                                     {.prefetch_ahead = ahead, .prefetch_next_pass = false},
+                                     known},
+                costs,
+                static_cast<std::uint32_t>(slots.size()),
+                ahead,
+                {bs::ascending(0, n)}};
     bs::SlotContents before;
     for (int step = 0; step < 12; ++step) {
       before = steps.residency;
       steps.step();
       for (std::size_t s = 0; s < slots.size(); ++s) {
-        if (steps.residency[s])
-          REQUIRE(sizes[bs::index_of(steps.residency[s]->block)] <= slots[s]);
+        if (steps.residency[s]) REQUIRE(sizes[bs::index_of(steps.residency[s]->block)] <= slots[s]);
       }
     }
     if (known) {
@@ -203,15 +205,15 @@ TEST_CASE("with costs too a wrong hint costs traffic only") {
   std::mt19937 random{3};
   for (int round = 0; round < 400; ++round) {
     const std::uint32_t ahead = random() % 3, slots = ahead + 1 + random() % 4;
-    bs::ResidencyPlanner planner{bs::SlotSpace{slots},
-                                 {.prefetch_ahead = ahead},
-                                 equal_costs(7, {1.5, 0, 1})};
+    bs::ResidencyPlanner planner{
+        bs::SlotSpace{slots}, {.prefetch_ahead = ahead}, equal_costs(7, {1.5, 0, 1})};
     bs::SlotContents residency(slots);
     bs::VisitOrder order;
     for (int pass = 0; pass < 5; ++pass) {
       if (pass % 2 == 0) {  // otherwise the same again, with another hint
         order.clear();
-        for (std::uint32_t i = random() % 9; i-- > 0;) order.push_back({bs::block_at(random() % 7)});
+        for (std::uint32_t i = random() % 9; i-- > 0;)
+          order.push_back({bs::block_at(random() % 7)});
       }
       bs::VisitOrder hint;
       for (std::uint32_t i = random() % 5; i-- > 0;) hint.push_back({bs::block_at(random() % 7)});
@@ -227,9 +229,9 @@ TEST_CASE("what a planner was not told is refused") {
   CHECK_THROWS_AS((bs::ResidencyPlanner{bs::SlotSpace{1}, {.prefetch_ahead = 1}}),
                   bs::ContractViolation);
   // Two slots, but only one takes the larger block.
-  CHECK_THROWS_AS((bs::ResidencyPlanner{bs::SlotSpace{{512, 256}, {512, 256, 256}},
-                                        {.prefetch_ahead = 1}}),
-                  bs::ContractViolation);
+  CHECK_THROWS_AS(
+      (bs::ResidencyPlanner{bs::SlotSpace{{512, 256}, {512, 256, 256}}, {.prefetch_ahead = 1}}),
+      bs::ContractViolation);
   CHECK_THROWS_AS((bs::SlotSpace{{256}, {512}}), bs::ContractViolation);
   bs::ResidencyPlanner planner{bs::SlotSpace{2}, {}};
   CHECK_THROWS_AS(planner.plan(bs::ascending(0, 3), {}, bs::SlotContents(3)),

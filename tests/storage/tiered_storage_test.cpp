@@ -46,8 +46,11 @@ TEST_CASE("a tier conforms whatever part of it is in memory") {
   const PatternFiles files;
   const std::size_t n = files.images.size();
   for (std::uint32_t set = 0; set < 1U << n; ++set) {
-    check_tier([&] { return bs::TieredStorage{bs::FileStorage{files.map}, flags(n, set)}; },
-               files.images);
+    check_tier(
+        [&] {
+          return bs::TieredStorage{bs::FileStorage{files.map}, flags(n, set)};
+        },
+        files.images);
   }
 }
 
@@ -155,8 +158,7 @@ TEST_CASE("memory that the system refuses means that the rest streams") {
     }
     void async_read(bs::BlockId b, bs::ByteRange r, std::span<std::byte> out,
                     bs::IoCompletion done) noexcept {
-      for (std::size_t i = 0; i < out.size(); ++i)
-        out[i] = pattern(bs::index_of(b), r.offset + i);
+      for (std::size_t i = 0; i < out.size(); ++i) out[i] = pattern(bs::index_of(b), r.offset + i);
       done({}, out.size());
     }
   };

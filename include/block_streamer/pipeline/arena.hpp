@@ -59,9 +59,10 @@ class Arena {
     try {
       return backend.allocate_device(static_cast<std::size_t>(bound_.end()));
     } catch (const DeviceError& error) {
-      throw DeviceError{std::string{error.what()} + ", for " + std::to_string(slots_.size()) +
-                            " slots of blocks: a smaller prefetch_ahead or device_budget takes less",
-                        error.native_code(), error.sticky()};
+      throw DeviceError{
+          std::string{error.what()} + ", for " + std::to_string(slots_.size()) +
+              " slots of blocks: a smaller prefetch_ahead or device_budget takes less",
+          error.native_code(), error.sticky()};
     }
   }
 

@@ -58,9 +58,8 @@ class BlockPipeline {
         finisher_{std::move(finisher)},
         loop_{std::move(loop)},
         shape_{storage_, backend_, options_, registrations_},
-        planner_{shape_.space,
-                 {shape_.prefetch_ahead, options_.prefetch_next_pass},
-                 options_.costs},
+        planner_{
+            shape_.space, {shape_.prefetch_ahead, options_.prefetch_next_pass}, options_.costs},
         machine_{shape_.mode, shape_.transfer.slot_count, shape_.transfer.ticket_count,
                  options_.observer} {
     inbox_.reserve(2 * std::size_t{shape_.transfer.ticket_count});

@@ -21,7 +21,7 @@ struct TransferShape {
   std::vector<std::uint64_t> slot_byte_counts;  ///< of each
   std::uint64_t bound_byte_count = 0;
   std::uint32_t ticket_count = 0;
-  std::uint64_t chunk_byte_count = 0;  ///< of a staging chunk; 0: no staging
+  std::uint64_t chunk_byte_count = 0;    ///< of a staging chunk; 0: no staging
   std::uint32_t memory_block_count = 0;  ///< blocks that the tier has in memory
   std::uint32_t locked_block_count = 0;  ///< of those, page-locked: copied from where they are
 };

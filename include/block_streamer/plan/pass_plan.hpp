@@ -111,9 +111,8 @@ class PassPlanner {
   void prefetch() {
     if (options_.prefetch_ahead == 0) return;
     const std::size_t before = plan_.fetches.size();
-    const std::size_t visits = guide_ == nullptr
-                                   ? std::min<std::size_t>(options_.prefetch_ahead, hint_size_)
-                                   : hint_size_;
+    const std::size_t visits =
+        guide_ == nullptr ? std::min<std::size_t>(options_.prefetch_ahead, hint_size_) : hint_size_;
     for (std::size_t i = order_size_; i < order_size_ + visits; ++i) {
       const PartId part = uses_.part(i);
       std::uint32_t slot = holder_of(part);

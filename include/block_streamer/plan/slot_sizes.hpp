@@ -27,8 +27,7 @@ inline std::vector<std::uint64_t> class_sizes(std::span<const std::uint64_t> blo
   std::vector<std::uint64_t> result;
   for (const std::uint64_t size : blocks) {
     // Descending, so the last class that is not smaller.
-    const auto above =
-        std::upper_bound(classes.begin(), classes.end(), size, std::greater<>{});
+    const auto above = std::upper_bound(classes.begin(), classes.end(), size, std::greater<>{});
     result.push_back(*(above - 1));
   }
   return result;

@@ -56,8 +56,8 @@ class SlotSpace {
 
  private:
   [[nodiscard]] std::uint32_t class_for(std::uint64_t bytes) const {
-    return static_cast<std::uint32_t>(
-        std::lower_bound(classes_.begin(), classes_.end(), bytes) - classes_.begin());
+    return static_cast<std::uint32_t>(std::lower_bound(classes_.begin(), classes_.end(), bytes) -
+                                      classes_.begin());
   }
 
   std::vector<std::uint32_t> class_of_slot_;

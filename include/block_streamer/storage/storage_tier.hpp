@@ -53,8 +53,7 @@ concept addressable_tier = storage_tier<T> && requires(const T& tier, BlockId bl
 /// @brief An addressable tier of which only some blocks are in memory: `bytes(block)` is empty for
 /// the others, which are read. `in_memory(block)` does not change.
 template <class T>
-concept partly_addressable_tier = addressable_tier<T> &&
-    requires(const T& tier, BlockId block) {
+concept partly_addressable_tier = addressable_tier<T> && requires(const T& tier, BlockId block) {
   { tier.in_memory(block) }
   noexcept->std::same_as<bool>;
 };
