@@ -68,9 +68,9 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
       ->type_name("DEVICE")
       ->group(group);
   app.add_option("--storage", options.storage,
-                 "where blocks wait: auto, ram, mmap, file, pinned (= ram); auto is ram when the "
-                 "model fits in memory, else file")
-      ->check(CLI::IsMember({"auto", "ram", "mmap", "file", "pinned"}))
+                 "where blocks wait: auto, ram, tiered (some in memory, the rest in files), mmap, "
+                 "file, pinned (= ram); auto is ram when the model fits in memory, else tiered")
+      ->check(CLI::IsMember({"auto", "ram", "tiered", "mmap", "file", "pinned"}))
       ->type_name("TIER")
       ->group(group)
       ->capture_default_str();
@@ -82,6 +82,12 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
       ->capture_default_str();
   app.add_option("--device-budget", options.device_budget,
                  "device memory for cached blocks, e.g. 512MiB (default: none)")
+      ->transform(CLI::Validator{replace_size, ""})
+      ->type_name("BYTES")
+      ->group(group);
+  app.add_option("--ram-budget", options.ram_budget,
+                 "memory for the blocks that tiered storage keeps in memory (default: what is "
+                 "available less 2 GiB or 15 %)")
       ->transform(CLI::Validator{replace_size, ""})
       ->type_name("BYTES")
       ->group(group);

@@ -75,7 +75,7 @@ class LoadedModel {
       const auto summary =
           block_streamer::summarize(block_streamer::describe_model(config, checkpoint), checkpoint);
       type = choose_compute_type(options.dtype, config, checkpoint, device);
-      storage = choose_storage(options.storage, summary, type);
+      storage = choose_storage(options.storage, options.ram_budget, summary, type);
     }
     block_streamer::Checkpoint checkpoint;
     block_streamer::DType type;
@@ -85,8 +85,9 @@ class LoadedModel {
   LoadedModel(Backend backend, at::Device device, const CommonOptions& options,
               block_streamer::TraceSinkRef trace, Plan plan)
       : model_{plan.checkpoint, {plan.type, device}},
-        streamer_{model_.blocks(), make_storage(plan.storage.tier, model_.block_map(), plan.type),
+        streamer_{model_.blocks(), make_storage(plan.storage, model_.block_map(), plan.type),
                   std::move(backend), streamer_options(options, plan.type, trace)} {
+    say_what_is_in_memory(plan.storage, streamer_.shape(), streamer_.block_count());
     for (const std::string& warning : plan.checkpoint.warnings()) say("warning: " + warning);
     for (const std::string& warning : model_.warnings()) say("warning: " + warning);
   }
