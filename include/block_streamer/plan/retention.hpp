@@ -192,7 +192,7 @@ class RetentionSearch {
 /// steady state; among equally long ones the fewest fetches. A local search from the retention with
 /// the fewest fetches, spread evenly; tests/plan compares it with brute force.
 /// @returns nullopt if there are fewer than ahead + 1 slots that take every part.
-/// **Cost.** At most 20,000 plays and a few more of the step (tens of milliseconds for 100 visits);
+/// **Cost.** At most 20,000 plays and a few more of the step (about 0.1 s for 100 visits);
 /// a planner does it once per step that it has not met before.
 [[nodiscard]] inline std::optional<ChosenRetention> choose_retention(const VisitCycle& cycle,
                                                                      const PassCosts& costs,
