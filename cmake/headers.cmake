@@ -85,9 +85,18 @@ set(BLOCK_STREAMER_CORE_HEADERS
   os/mapping_advice.hpp
   os/windows_api.hpp
   plan/next_use.hpp
+  plan/pass_costs.hpp
   plan/pass_plan.hpp
+  plan/pass_timeline.hpp
   plan/read_plan.hpp
+  plan/residency_planner.hpp
+  plan/retention.hpp
+  plan/retention_model.hpp
+  plan/slot_sizes.hpp
+  plan/slot_space.hpp
+  plan/spread.hpp
   plan/traffic.hpp
+  plan/visit_cycle.hpp
   plan/visit_order.hpp
   text/added_tokens.hpp
   text/bpe.hpp
@@ -171,6 +180,7 @@ set(BLOCK_STREAMER_IO_HEADERS
   storage/direct_extents.hpp
   storage/extent_reader.hpp
   storage/file_storage.hpp
+  storage/fill_images.hpp
   storage/iocp_storage.hpp
   storage/joined_reads.hpp
   storage/mapped_storage.hpp
@@ -181,6 +191,7 @@ set(BLOCK_STREAMER_IO_HEADERS
   storage/ram_storage.hpp
   storage/read_contract.hpp
   storage/storage_tier.hpp
+  storage/tiered_storage.hpp
   storage/uring_storage.hpp
   testing/backend_conformance.hpp
   testing/choices.hpp

@@ -59,11 +59,11 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
       ->group(group);
   app.add_option(
          "--storage", options.storage,
-         "where blocks wait: auto, ram, mmap, file, io_uring, pinned (= ram); auto is ram when "
-         "the model fits in memory, else io_uring, which reads past the page cache and falls "
-         "back to threads where the system refuses it")
+         "where blocks wait: auto, ram, tiered (some in memory, the rest as io_uring), "
+         "mmap, file, io_uring, pinned (= ram); auto is ram when the model fits in memory, else "
+         "tiered; io_uring reads past the page cache, by threads where the system refuses it")
       ->check(refuse_iocp)
-      ->check(CLI::IsMember({"auto", "ram", "mmap", "file", "io_uring", "pinned"}))
+      ->check(CLI::IsMember({"auto", "ram", "tiered", "mmap", "file", "io_uring", "pinned"}))
       ->type_name("TIER")
       ->group(group)
       ->capture_default_str();
@@ -77,6 +77,12 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
          "--device-budget", options.device_budget,
          "device memory for blocks that stay, e.g. 512MiB or 1.5GiB; at least one block's size "
          "(default: none)")
+      ->transform(size_in_bytes())
+      ->type_name("BYTES")
+      ->group(group);
+  app.add_option("--ram-budget", options.ram_budget,
+                 "memory for the blocks that tiered storage keeps in memory (default: what is "
+                 "available less 2 GiB or 15 %)")
       ->transform(size_in_bytes())
       ->type_name("BYTES")
       ->group(group);

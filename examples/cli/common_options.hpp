@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 namespace block_streamer_cli {
@@ -15,7 +16,8 @@ struct CommonOptions {
   std::string device;  ///< "cpu", "cuda", "cuda:N"; empty: CUDA when usable
   std::string storage = "auto";
   std::uint32_t prefetch_ahead = 1;
-  std::uint64_t device_budget = 0;  ///< bytes
+  std::uint64_t device_budget = 0;          ///< bytes
+  std::optional<std::uint64_t> ram_budget;  ///< bytes; nullopt: what is available
   std::string dtype = "auto";
   bool verify_reads = false;
   std::filesystem::path trace;  ///< empty: none

@@ -76,7 +76,7 @@ class LoadedModel {
       const auto summary =
           block_streamer::summarize(block_streamer::describe_model(config, checkpoint), checkpoint);
       type = choose_compute_type(options.dtype, config, checkpoint, device);
-      storage = choose_storage(options.storage, summary, type);
+      storage = choose_storage(options.storage, options.ram_budget, summary, type);
     }
     block_streamer::Checkpoint checkpoint;
     block_streamer::DType type;
@@ -88,6 +88,7 @@ class LoadedModel {
       : model_{plan.checkpoint, {plan.type, device}},
         streamer_{model_.blocks(), open_storage(plan, options, model_),
                   std::move(backend), streamer_options(options, plan.type, trace)} {
+    say_what_is_in_memory(plan.storage, streamer_.shape(), streamer_.block_count());
     for (const std::string& warning : plan.checkpoint.warnings()) say("warning: " + warning);
     for (const std::string& warning : model_.warnings()) say("warning: " + warning);
   }
@@ -96,8 +97,12 @@ class LoadedModel {
                                                  const block_streamer::models::DecoderModel& model) {
     expect_budget_holds_a_block(options.device_budget, plan.storage.tier, model.block_map(),
                                 plan.type);
-    auto storage = make_storage(plan.storage.tier, model.block_map(), plan.type);
-    return options.verify_reads ? verified_storage(std::move(storage), model) : std::move(storage);
+    const bool tiered = plan.storage.tier == "tiered";
+    auto storage =
+        make_storage(tiered ? "io_uring" : plan.storage.tier, model.block_map(), plan.type);
+    if (options.verify_reads) storage = verified_storage(std::move(storage), model);
+    if (!tiered) return storage;
+    return block_streamer::TieredStorage::within(std::move(storage), plan.storage.ram_budget);
   }
 
   static block_streamer::StreamerOptions streamer_options(const CommonOptions& options,

@@ -8,16 +8,19 @@
 #include <block_streamer/block/dtype_finisher.hpp>
 #include <block_streamer/device/host_backend.hpp>
 #include <block_streamer/os/limits.hpp>
+#include <block_streamer/pipeline/transfers.hpp>
 #include <block_streamer/storage/any_storage.hpp>
 #include <block_streamer/storage/file_storage.hpp>
 #include <block_streamer/storage/mapped_storage.hpp>
 #include <block_streamer/storage/ram_storage.hpp>
+#include <block_streamer/storage/tiered_storage.hpp>
 #include <block_streamer/storage/uring_storage.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,35 +28,55 @@
 namespace block_streamer_cli {
 
 struct StorageChoice {
-  std::string tier;  ///< ram, mmap, file or io_uring
+  std::string tier;              ///< ram, tiered, mmap, file or io_uring
+  std::uint64_t ram_budget = 0;  ///< of tiered, in bytes
 };
 
-/// @brief Memory that a model may fill: what is available less 2 GiB or 15 %, whichever is more.
-[[nodiscard]] inline std::uint64_t fillable(std::uint64_t available) {
-  const std::uint64_t margin = std::max(std::uint64_t{2} << 30, available / 100 * 15);
-  return available - std::min(available, margin);
-}
-
 /// @brief Resolves auto, and says which and why.
-/// @param type  what the weights become; they are kept so in memory.
+/// @param ram_budget  what tiered may fill, if the caller said so. @param type  what the weights
+/// become; they are kept so in memory, but for tiered, which keeps them as stored.
+/// @throws Error for a budget with a tier that has no use for it.
 [[nodiscard]] inline StorageChoice choose_storage(const std::string& wanted,
+                                                  std::optional<std::uint64_t> ram_budget,
                                                   const block_streamer::ModelSummary& summary,
                                                   block_streamer::DType type) {
+  const bool tiered = wanted == "tiered" || (wanted == "auto" && ram_budget);
+  if (ram_budget && !tiered) {
+    throw block_streamer::Error{"--ram-budget is for --storage tiered or auto, not for " + wanted};
+  }
+  if (ram_budget) {
+    const auto available = block_streamer::available_memory();
+    if (available && *ram_budget > *available && summary.streamed.byte_count > *available) {
+      say("warning: --ram-budget " + readable_bytes(*ram_budget) + " exceeds the " +
+          readable_bytes(*available) + " that are available");
+    }
+    return {"tiered", *ram_budget};
+  }
   if (wanted == "pinned") return {"ram"};
-  if (wanted != "auto") return {wanted};
+  if (wanted != "auto" && !tiered) return {wanted};
   const std::uint64_t parameters =
       summary.streamed.parameter_count + summary.resident.parameter_count;
   const std::uint64_t needed = parameters * block_streamer::byte_count_of(type);
   const auto available = block_streamer::available_memory();
+  if (!available && tiered) {
+    throw block_streamer::Error{
+        "how much memory is available is not known: --storage tiered needs a --ram-budget"};
+  }
   if (!available) {
     say("storage: io_uring (auto: how much memory is available is not known)");
     return {"io_uring"};
   }
-  const bool fits = needed <= fillable(*available);
-  const std::string tier = fits ? "ram" : "io_uring";
+  const std::uint64_t fillable = block_streamer::fillable_memory(*available);
+  const std::uint64_t resident =
+      summary.resident.parameter_count * block_streamer::byte_count_of(type);
+  const std::uint64_t for_blocks = fillable - std::min(fillable, resident);
+  if (tiered) return {"tiered", for_blocks};
+  const bool fits = needed <= fillable;
+  const bool some = for_blocks >= summary.largest_block_byte_count;
+  const std::string tier = fits ? "ram" : some ? "tiered" : "io_uring";
   say("storage: " + tier + " (auto: the model takes " + readable_bytes(needed) + ", " +
-      (fits ? "" : "only ") + readable_bytes(fillable(*available)) + " of memory may be filled)");
-  return {tier};
+      (fits ? "" : "only ") + readable_bytes(fillable) + " of memory may be filled)");
+  return {tier, tier == "tiered" ? for_blocks : 0};
 }
 
 namespace detail {
@@ -137,6 +160,20 @@ inline void expect_budget_holds_a_block(std::uint64_t budget, const std::string&
     }
   }
   return block_streamer::RamStorage::load(std::move(map));
+}
+
+/// @brief Says how much of a tiered storage is in memory, and how much of that is page-locked.
+inline void say_what_is_in_memory(const StorageChoice& choice,
+                                  const block_streamer::TransferShape& shape,
+                                  std::size_t block_count) {
+  if (choice.tier != "tiered") return;
+  say("storage: " + std::to_string(shape.memory_block_count) + " of " +
+      std::to_string(block_count) + " blocks stay in memory, the others are streamed from files");
+  const std::uint32_t refused = shape.memory_block_count - shape.locked_block_count;
+  if (refused > 0) {
+    say("storage: " + std::to_string(refused) +
+        " of those in memory could not be page-locked: they are copied through staging");
+  }
 }
 
 }  // namespace block_streamer_cli

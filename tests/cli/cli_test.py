@@ -194,7 +194,7 @@ class Generate(CliTest):
     def test_tiers_prefetch_and_budget_give_the_same_text(self):
         texts = {
             self.generate("--prompt", "Hello", "--max-new-tokens", 10, "--storage", storage, "--prefetch-ahead", ahead, *more)
-            for storage in ["ram", "mmap", "file", "io_uring", "pinned", "auto"]
+            for storage in ["ram", "tiered", "mmap", "file", "io_uring", "pinned", "auto"]
             for ahead in [0, 2]
             for more in [[], ["--device-budget", "1MiB"]]
         }
@@ -212,6 +212,20 @@ class Generate(CliTest):
         self.assertEqual(code, 0, err)
         self.assertRegex(err, r"storage: (io_uring \(|thread pool, .*: )")
         self.assertRegex(err, r"O_DIRECT|page cache \(")
+
+    def test_a_ram_budget_keeps_as_many_blocks_in_memory(self):
+        args = ["generate", "--model", self.model, "--device", "cpu", "--prompt", "Hello", "--max-new-tokens", 5]
+        plain = self.generate("--prompt", "Hello", "--max-new-tokens", 5, "--storage", "file")
+        block = json.loads(self.ok("inspect", "--model", self.model, "--json"))["blocks"][0]["bytes"]
+        for storage in [[], ["--storage", "tiered"]]:  # a budget makes auto tiered
+            for budget, held in [("1GiB", r"(\d+) of \1 blocks"), (str(block + 100), r"1 of \d+ blocks")]:
+                code, out, err = run(*args, "--dtype", "fp32", *storage, "--ram-budget", budget)
+                self.assertEqual((code, out), (0, plain), err)
+                self.assertRegex(err, "storage: " + held + " stay in memory")
+        self.refused(*args, "--ram-budget", "100", says="holds no block")
+        for storage in ["file", "mmap", "ram"]:
+            self.refused(*args, "--storage", storage, "--ram-budget", "1GiB", says="--ram-budget")
+        self.refused(*args, "--ram-budget", "much", code=2, says="--ram-budget")
 
     def test_prompt_sources_are_equal(self):
         file = self.folder / "prompt.txt"

@@ -27,6 +27,10 @@ class World {
         slots_{slots},
         tickets_{tickets} {
     for (const auto& image : support::odd_images(7, 1, seed)) {
+      if (mode == bs::FetchMode::staged && seed % 2 == 1 && plans_.size() % 2 == 1) {
+        plans_.push_back(bs::plan_memory_copies(image, 0));  // every second one in every second run
+        continue;
+      }
       plans_.push_back(mode == bs::FetchMode::staged ? bs::plan_staged_reads(image, 0, 700)
                                                      : bs::plan_direct_reads(image, 0, 700));
     }
@@ -90,7 +94,12 @@ class World {
     while (auto action = machine_.next()) {
       if (action->kind == bs::FetchAction::Kind::copy_all) {
         content_[action->slot] = action->part;
-        machine_.copied_all(action->slot);
+        if (mode_ == bs::FetchMode::addressed) {
+          machine_.copied_all(action->slot);
+        } else {
+          machine_.copied(action->ticket);
+          machine_.drained(action->ticket);
+        }
         continue;
       }
       if (action->kind == bs::FetchAction::Kind::read) {
@@ -210,6 +219,34 @@ TEST_CASE("what is granted when a pass is given up completes, the rest is forgot
   machine.arrived(first->ticket);
   CHECK(machine.next()->part == first->part);
   CHECK(machine.next()->part == second->part);
+}
+
+TEST_CASE("rule 3: a part in memory is copied in its turn, after chunks that are not there yet") {
+  const auto images = support::odd_images(8);
+  const auto reads = bs::plan_staged_reads(images[0], 0, 1 << 20);
+  const auto held = bs::plan_memory_copies(images[1], 0);
+  REQUIRE((reads.chunks.size() == 1 && held.chunks.size() > 1));
+  bs::FetchMachine<> machine{bs::FetchMode::staged, 3, 3};
+  const auto order = bs::ascending(0, 3);
+  machine.begin_pass(
+      bs::plan_pass(order, {}, machine.expected(), {.prefetch_ahead = 2}),
+      [&](bs::PartId p) -> const bs::ReadPlan& { return p == order[1] ? held : reads; });
+  const auto first = machine.next(), third = machine.next();
+  REQUIRE((first && third));
+  CHECK(first->part == order[0]);
+  CHECK(third->part == order[2]);  // the second is not read
+  machine.arrived(third->ticket);
+  CHECK_FALSE(machine.next());
+  machine.arrived(first->ticket);
+  CHECK(machine.next()->part == order[0]);
+  const auto second = machine.next();
+  CHECK(second->part == order[1]);
+  CHECK(second->kind == bs::FetchAction::Kind::copy_all);
+  CHECK(machine.next()->part == order[2]);
+  CHECK_FALSE(machine.quiet());
+  machine.copied(second->ticket);
+  CHECK(machine.usable({order[1], second->slot}));
+  CHECK(machine.slots.statistics.bytes_read == 2 * reads.read_byte_count);
 }
 
 TEST_CASE("a slot makes only the moves its state allows") {

@@ -38,6 +38,7 @@ struct CountingLoop : bs::InlineLoop {
 
 struct Scene {
   bool memory_tier = false;
+  bool one_in_memory = false;
   bool reverse_arrivals = false;
   bool throw_in_block = false;
   std::uint32_t ahead = 1;
@@ -64,8 +65,9 @@ Outcome play(const Scene& scene) {
       return script.release(script.held.size() - 1);  // the last asked for arrives first
     });
     CountingLoop& tasks = *loop;
-    bs::AnyStorage tier = scene.memory_tier ? bs::AnyStorage{support::MemoryTier{images}}
-                                            : bs::AnyStorage{support::ScriptedTier{images, script}};
+    bs::AnyStorage tier = support::ScriptedTier{images, script};
+    if (scene.memory_tier) tier = support::MemoryTier{images};
+    if (scene.one_in_memory) tier = support::MixedTier{images, script, {0, 1, 0, 0, 0, 0}};
     // Notifications of the device arrive on a thread of its own: waiting for them is not being
     // stuck.
     bs::BlockPipeline<Backend, CountingLoop, Rules> pipeline{std::move(tier), backend, options,
@@ -122,10 +124,12 @@ TEST_CASE("with all rules every access is ordered") {
     for (const bool reverse : {false, true}) {
       for (const bool throwing : {false, true}) {
         for (std::uint32_t ahead = 0; ahead <= 3; ++ahead) {
-          const Outcome outcome =
-              play<bs::AllOrderingRules>({memory, reverse && !memory, throwing, ahead});
-          CHECK(outcome.violations == 0);
-          CHECK_FALSE(outcome.stuck_or_refused);
+          for (const bool mixed : {false, true}) {
+            const Outcome outcome = play<bs::AllOrderingRules>(
+                {memory && !mixed, mixed, reverse && (!memory || mixed), throwing, ahead});
+            CHECK(outcome.violations == 0);
+            CHECK_FALSE(outcome.stuck_or_refused);
+          }
         }
       }
     }
@@ -135,6 +139,7 @@ TEST_CASE("with all rules every access is ordered") {
 TEST_CASE("rule 1: without the wait for the release, a copy overwrites a slot that is still read") {
   CHECK(play<WithoutReleaseWait>({}).violations > 0);
   CHECK(play<WithoutReleaseWait>({.memory_tier = true}).violations > 0);
+  CHECK(play<WithoutReleaseWait>({.one_in_memory = true}).violations > 0);
 }
 
 TEST_CASE("rule 2: without the gate a fetch takes a slot whose visit is still to come") {
@@ -145,11 +150,13 @@ TEST_CASE("rule 2: without the gate a fetch takes a slot whose visit is still to
 TEST_CASE(
     "rule 3: copies in order of arrival leave a part that counts as ready before its last byte") {
   CHECK(play<InOrderOfArrival>({.reverse_arrivals = true}).violations > 0);
+  CHECK(play<InOrderOfArrival>({.one_in_memory = true, .reverse_arrivals = true}).violations > 0);
 }
 
 TEST_CASE("rule 4: a tier in RAM needs no loop, a tier that is read needs no visitor") {
   CHECK(play<bs::AllOrderingRules>({.memory_tier = true}).loop_tasks == 0);
   CHECK(play<LoopCopiesRam>({.memory_tier = true}).loop_tasks > 0);
+  CHECK(play<bs::AllOrderingRules>({.one_in_memory = true}).loop_tasks > 0);
 }
 
 TEST_CASE(

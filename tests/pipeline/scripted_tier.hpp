@@ -150,6 +150,39 @@ class MemoryTier {
 };
 static_assert(bs::addressable_tier<MemoryTier>);
 
+/// Some blocks in memory, the others scripted: a partly addressable tier.
+class MixedTier {
+ public:
+  /// @param in_memory  one flag per block.
+  MixedTier(std::vector<bs::BlockImage> images, ReadScript& script,
+            std::vector<std::uint8_t> in_memory)
+      : read_{images, script}, held_{std::move(images)}, in_memory_{std::move(in_memory)} {
+    for (std::size_t b = 0; b < in_memory_.size(); ++b) {
+      if (in_memory_[b] != 0) regions_.push_back(held_.regions()[b]);
+    }
+  }
+  [[nodiscard]] std::size_t block_count() const noexcept { return held_.block_count(); }
+  [[nodiscard]] const bs::BlockImage& image(bs::BlockId b) const noexcept { return held_.image(b); }
+  void async_read(bs::BlockId b, bs::ByteRange r, std::span<std::byte> out,
+                  bs::IoCompletion done) noexcept {
+    read_.async_read(b, r, out, std::move(done));
+  }
+  [[nodiscard]] bool in_memory(bs::BlockId b) const noexcept {
+    return in_memory_[bs::index_of(b)] != 0;
+  }
+  [[nodiscard]] std::span<const std::byte> bytes(bs::BlockId b) const noexcept {
+    return in_memory(b) ? held_.bytes(b) : std::span<const std::byte>{};
+  }
+  [[nodiscard]] std::span<const std::span<std::byte>> regions() const noexcept { return regions_; }
+
+ private:
+  ScriptedTier read_;
+  MemoryTier held_;
+  std::vector<std::uint8_t> in_memory_;
+  std::vector<std::span<std::byte>> regions_;
+};
+static_assert(bs::partly_addressable_tier<MixedTier>);
+
 /// True if the slot holds the block's bytes, all of them.
 [[nodiscard]] inline bool slot_is_right(const bs::BlockImage& image, std::size_t block,
                                         std::span<const std::byte> slot) {

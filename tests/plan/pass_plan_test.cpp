@@ -10,39 +10,12 @@
 #include <map>
 #include <random>
 
+#include "plan_checks.hpp"
+
 namespace bs = block_streamer;
+using support::check_plan;
 
 namespace {
-
-/// Plays a plan: every visit finds its part, and no fetch replaces a part before the visits it
-/// waits for.
-void check_plan(const bs::PassPlan& plan, const bs::SlotContents& before, std::uint32_t ahead) {
-  bs::SlotContents slots = before;
-  std::size_t next_fetch = 0;
-  for (std::size_t visit = 0; visit < plan.visits.size(); ++visit) {
-    // Issue, in order, every fetch whose slot is free after the visits released so far.
-    while (next_fetch < plan.fetches.size() && plan.fetches[next_fetch].after_visits <= visit) {
-      slots[plan.fetches[next_fetch].slot] = plan.fetches[next_fetch].part;
-      ++next_fetch;
-    }
-    INFO("visit " << visit);
-    REQUIRE(slots[plan.visits[visit].slot] == plan.visits[visit].part);
-  }
-  for (; next_fetch < plan.fetches.size(); ++next_fetch) {
-    CHECK(plan.fetches[next_fetch].after_visits <= plan.visits.size());
-    slots[plan.fetches[next_fetch].slot] = plan.fetches[next_fetch].part;
-  }
-  CHECK(slots == plan.residency);
-  // Prefetch has room: a fetch may be issued while the `ahead` visits before its own are still to
-  // come.
-  for (const bs::PlannedFetch& fetch : plan.fetches) {
-    for (std::size_t visit = fetch.after_visits; visit < plan.visits.size(); ++visit) {
-      if (plan.visits[visit].part != fetch.part) continue;
-      CHECK(fetch.after_visits + ahead <= std::max<std::size_t>(visit, ahead));
-      break;
-    }
-  }
-}
 
 /// The fewest fetches any replacement could make, with the parts of the last `ahead` visits
 /// protected.

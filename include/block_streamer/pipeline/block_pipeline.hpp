@@ -16,6 +16,7 @@
 #include <block_streamer/pipeline/transfers.hpp>
 #include <block_streamer/pipeline/visible_lock.hpp>
 #include <block_streamer/plan/pass_plan.hpp>
+#include <block_streamer/plan/residency_planner.hpp>
 #include <block_streamer/plan/visit_order.hpp>
 #include <block_streamer/storage/any_storage.hpp>
 
@@ -58,6 +59,8 @@ class BlockPipeline {
         finisher_{std::move(finisher)},
         loop_{std::move(loop)},
         shape_{storage_, backend_, options_, registrations_},
+        planner_{
+            shape_.space, {shape_.prefetch_ahead, options_.prefetch_next_pass}, options_.costs},
         machine_{shape_.mode, shape_.transfer.slot_count, shape_.transfer.ticket_count,
                  options_.observer} {
     inbox_.reserve(2 * std::size_t{shape_.transfer.ticket_count});
@@ -99,11 +102,11 @@ class BlockPipeline {
     open();
     throw_if_failed();
     transfers_->begin_pass(compute, machine_.epoch() + 1);
+    planner_.prepare(order, hint);
     PassPlan plan;
     {
       Guard guard{mutex_, backend_};
-      plan = plan_pass(order, hint, machine_.expected(),
-                       {shape_.prefetch_ahead, options_.prefetch_next_pass});
+      plan = planner_.plan(order, hint, machine_.expected());
       machine_.begin_pass(plan,
                           [this](PartId part) -> const ReadPlan& { return shape_.reads_of(part); });
       pass_running_ = true;
@@ -230,7 +233,7 @@ class BlockPipeline {
       }
     } catch (...) {
       failed_with(std::current_exception());
-      if (action.kind == FetchAction::Kind::copy) abandon_copy(action.ticket);
+      if (shape_.mode == FetchMode::staged) abandon_copy(action.ticket);
     }
   }
   /// The copies issued before the one that failed still read the chunk: it is free after them.
@@ -295,7 +298,9 @@ class BlockPipeline {
     transfers_->copy_all(action, storage_.bytes(action.part.block));
     trace("copy", Lane::copy_in, action.part, begin, action.reads->needed_byte_count);
     Guard guard{mutex_, backend_};
-    machine_.copied_all(action.slot);
+    if (shape_.mode == FetchMode::addressed) return machine_.copied_all(action.slot);
+    machine_.copied(action.ticket);
+    machine_.drained(action.ticket);  // its source is there to stay
   }
 
   // ---- messages from any thread
@@ -472,6 +477,7 @@ class BlockPipeline {
   std::unique_ptr<Loop> loop_;
   std::vector<typename Backend::HostRegistration> registrations_;
   PipelineShape shape_;
+  ResidencyPlanner planner_;  // the visitor's
   std::optional<Transfers<Backend>> transfers_;
 
   std::mutex mutex_;  // guards everything below, but for pass_running_, which is the visitor's

@@ -16,7 +16,8 @@ namespace block_streamer::inline v1 {
 
 /// How bytes reach a slot.
 enum class FetchMode : std::uint8_t {
-  staged,     ///< read into a page-locked chunk, copied from there
+  staged,     ///< read into a page-locked chunk, copied from there; a part in the tier's
+              ///< page-locked memory is copied from that, when it is its turn
   in_place,   ///< read into the slot itself (slots are host memory)
   addressed,  ///< copied from the tier's own page-locked memory: no read, no chunk
 };
@@ -27,7 +28,8 @@ struct FetchAction {
     read,      ///< start the read of `chunk`; report arrived(ticket)
     copy,      ///< issue the copies out of the ticket's chunk; report copied(ticket), later
                ///< drained(ticket)
-    copy_all,  ///< issue all copies of the part from the tier's memory; report copied_all(slot)
+    copy_all,  ///< issue all copies of the part from the tier's memory; report copied_all(slot),
+               ///< or copied(ticket) and drained(ticket) where other parts are staged
   };
   Kind kind = Kind::read;
   PartId part{};
@@ -131,7 +133,8 @@ class FetchMachine {
   void drained(std::uint32_t ticket) { tickets_.release(ticket); }
   /// @brief All copies of the part in this slot were issued.
   void copied_all(std::uint32_t slot) {
-    if (slots[slot].state == Residency::fetching) slots.move(slot, Residency::resident, epoch_);
+    if (slots[slot].state != Residency::fetching) return;  // failed meanwhile
+    slots.move(slot, Residency::resident, epoch_);
   }
 
   /// @brief Something failed: grants nothing more; what is in flight only returns its ticket. A
@@ -139,7 +142,9 @@ class FetchMachine {
   void fail() {
     failed_ = true;
     for (Fetch& fetch : queue_.all()) {
-      if (!fetch.complete()) fetch.dead = true;
+      const bool on_its_way = fetch.begun && slots[fetch.slot].part == fetch.part &&
+                              slots[fetch.slot].state == Residency::fetching;
+      if (!fetch.complete() || on_its_way) fetch.dead = true;
     }
     // Of a part copied from RAM all chunks count as arrived before the copy was issued.
     for (std::uint32_t s = 0; s < slots.all().size(); ++s) {
@@ -219,6 +224,12 @@ class FetchMachine {
       }
       const std::uint32_t chunk = fetch.granted++;
       const std::uint32_t ticket = tickets_.grant(queue_.cursor_id(), chunk);
+      if (fetch.reads->in_memory) {  // nothing to read, but its copy waits for those before it
+        tickets_[ticket].state = Ticket::State::arrived;
+        queue_.advance();
+        if (auto action = next_copy()) return action;
+        continue;
+      }
       slots.statistics.bytes_read += fetch.reads->chunks[chunk].image.byte_count;
       if (fetch.granted == fetch.chunk_count()) queue_.advance();
       return FetchAction{
@@ -243,13 +254,18 @@ class FetchMachine {
     return std::nullopt;
   }
 
+  [[nodiscard]] static std::uint64_t copied_byte_count(const ReadPlan& reads, std::uint32_t chunk) {
+    if (reads.in_memory) return reads.needed_byte_count;
+    std::uint64_t byte_count = 0;
+    for (const CopyPiece& piece : reads.pieces_of(reads.chunks[chunk]))
+      byte_count += piece.byte_count;
+    return byte_count;
+  }
   FetchAction copy_action(const Fetch& fetch, std::uint32_t ticket) {
     Ticket& place = tickets_[ticket];
     place.state = Ticket::State::draining;
-    for (const CopyPiece& piece : fetch.reads->pieces_of(fetch.reads->chunks[place.chunk])) {
-      slots.statistics.bytes_copied += piece.byte_count;
-    }
-    return {FetchAction::Kind::copy,
+    slots.statistics.bytes_copied += copied_byte_count(*fetch.reads, place.chunk);
+    return {fetch.reads->in_memory ? FetchAction::Kind::copy_all : FetchAction::Kind::copy,
             fetch.part,
             fetch.slot,
             place.chunk,

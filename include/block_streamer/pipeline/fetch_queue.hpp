@@ -25,8 +25,10 @@ struct Fetch {
   bool begun = false;         ///< the slot is this fetch's
   bool dead = false;          ///< failed: what is in flight only returns its ticket
 
+  /// What is granted for it, one ticket each. A part in memory is copied as one.
   [[nodiscard]] std::uint32_t chunk_count() const noexcept {
-    return static_cast<std::uint32_t>(reads->chunks.size());
+    const std::size_t count = reads->chunks.size();
+    return static_cast<std::uint32_t>(reads->in_memory ? std::min<std::size_t>(count, 1) : count);
   }
   [[nodiscard]] bool complete() const noexcept { return begun && arrived == chunk_count(); }
 };

@@ -3,6 +3,7 @@
 
 #include <block_streamer/core/dtype.hpp>
 #include <block_streamer/core/expects.hpp>
+#include <block_streamer/plan/pass_costs.hpp>
 #include <block_streamer/trace/residency_observer.hpp>
 #include <block_streamer/trace/trace_sink.hpp>
 
@@ -16,8 +17,11 @@ struct PipelineOptions {
   /// Blocks on their way while one computes; at most this many + 1 are resident, plus what
   /// device_budget caches. 0 works.
   std::uint32_t prefetch_ahead = 1;
-  /// Device memory for blocks that stay between visits, on top of the prefetch_ahead + 1 slots.
+  /// Device memory for blocks that stay between visits, on top of the prefetch_ahead + 1 slots. 0:
+  /// none; less than the smallest block's slot is refused.
   std::uint64_t device_budget = 0;
+  /// What blocks cost, for a plan whose passes take the least time; nullopt: the fewest fetches.
+  std::optional<PassCosts> costs{};
   /// Largest slot allowed; a block that needs more is refused before anything is allocated.
   std::optional<std::uint64_t> slot_byte_budget{};
   /// Size of one read.

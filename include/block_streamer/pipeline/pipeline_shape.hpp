@@ -4,16 +4,23 @@
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/core/expects.hpp>
 #include <block_streamer/device/execution_backend.hpp>
+#include <block_streamer/os/limits.hpp>
 #include <block_streamer/pipeline/fetch_machine.hpp>
 #include <block_streamer/pipeline/options.hpp>
 #include <block_streamer/pipeline/transfers.hpp>
 #include <block_streamer/plan/read_plan.hpp>
+#include <block_streamer/plan/slot_sizes.hpp>
+#include <block_streamer/plan/slot_space.hpp>
 #include <block_streamer/storage/any_storage.hpp>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <functional>
+#include <numeric>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace block_streamer::inline v1 {
@@ -23,21 +30,21 @@ namespace block_streamer::inline v1 {
 class PipelineShape {
  public:
   /// @param registrations  receives the page-locks of the tier's memory, if it is used from there.
-  /// @throws Error naming the block if one needs more than the slot budget.
+  /// @throws Error naming the block if one needs more than the slot budget, and for budgets that
+  /// hold no block or exceed the memory there is.
   template <execution_backend Backend>
   PipelineShape(const AnyStorage& storage, Backend& backend, const PipelineOptions& options,
                 std::vector<typename Backend::HostRegistration>& registrations) {
     check(options);
     expects(storage.block_count() > 0, "there must be at least one block to stream");
-    mode = choose_mode(storage, backend, registrations);
-    plan_blocks(storage, options);
-    const auto blocks = static_cast<std::uint32_t>(storage.block_count());
-    prefetch_ahead = std::min(options.prefetch_ahead, blocks - 1);
-    const std::uint64_t stride =
-        std::max<std::uint64_t>(round_up(transfer.slot_byte_count, tensor_alignment), 1);
-    const std::uint64_t cached = std::min<std::uint64_t>(options.device_budget / stride, blocks);
-    transfer.slot_count = std::min(blocks, prefetch_ahead + 1 + static_cast<std::uint32_t>(cached));
+    expects(!options.costs || options.costs->blocks.size() == storage.block_count(),
+            "costs are given for every block");
+    const std::vector<std::uint8_t> locked = lock_memory(storage, backend, options, registrations);
+    mode = choose_mode(storage, backend, locked);
+    plan_blocks(storage, options, locked);
+    choose_slots(storage, options);
     count_tickets(options);
+    if (backend.host_addressable()) check_memory(options);
   }
 
   struct Reads : ReadPlan {
@@ -49,62 +56,118 @@ class PipelineShape {
 
   FetchMode mode = FetchMode::staged;
   std::uint32_t prefetch_ahead = 0;  ///< as asked, but less than the number of blocks
+  SlotSpace space;                   ///< which block fits into which slot
   TransferShape transfer;
 
  private:
   template <execution_backend Backend>
   static FetchMode choose_mode(const AnyStorage& storage, Backend& backend,
-                               std::vector<typename Backend::HostRegistration>& registrations) {
-    if (storage.addressable() && lock_regions(storage, backend, registrations))
-      return FetchMode::addressed;
+                               const std::vector<std::uint8_t>& locked) {
+    if (std::find(locked.begin(), locked.end(), 0) == locked.end()) return FetchMode::addressed;
     bool any_alignment = true;
     for (std::size_t b = 0; b < storage.block_count(); ++b) {
       any_alignment = any_alignment && storage.image(block_at(b)).read_granularity == 1;
     }
     return backend.host_addressable() && any_alignment ? FetchMode::in_place : FetchMode::staged;
   }
-  /// All regions or none: where one is refused, the tier is read like any other.
+  /// Page-locks the tier's memory, as far as the system allows. Where it refuses, some is given
+  /// back, so that staging, which serves all the rest, can be page-locked. @returns one flag per
+  /// block: its image is in locked memory.
   template <execution_backend Backend>
-  static bool lock_regions(const AnyStorage& storage, Backend& backend,
-                           std::vector<typename Backend::HostRegistration>& registrations) {
+  std::vector<std::uint8_t> lock_memory(
+      const AnyStorage& storage, Backend& backend, const PipelineOptions& options,
+      std::vector<typename Backend::HostRegistration>& registrations) {
+    std::vector<std::span<const std::byte>> regions;
     for (const std::span<std::byte> region : storage.regions()) {
       if (region.empty()) continue;
       auto registration = backend.register_host(region);
       if (!registration) {
-        registrations.clear();
-        return false;
+        for (std::uint64_t room = 0; !regions.empty() && room < options.staging_byte_count;) {
+          room += regions.back().size();
+          regions.pop_back();
+          registrations.pop_back();
+        }
+        break;
       }
       registrations.push_back(std::move(*registration));
+      regions.push_back(region);
     }
-    return true;
+    std::vector<std::uint8_t> locked;
+    for (std::size_t b = 0; b < storage.block_count(); ++b) {
+      const bool there = storage.in_memory(block_at(b));
+      locked.push_back(there && lies_in(regions, storage.bytes(block_at(b))) ? 1 : 0);
+      transfer.memory_block_count += there ? 1 : 0;
+      transfer.locked_block_count += locked.back();
+    }
+    return locked;
+  }
+  [[nodiscard]] static bool lies_in(const std::vector<std::span<const std::byte>>& regions,
+                                    std::span<const std::byte> bytes) {
+    const std::less_equal<> before;
+    return bytes.empty() ||
+           std::any_of(regions.begin(), regions.end(), [&](std::span<const std::byte> region) {
+             return before(region.data(), bytes.data()) &&
+                    before(bytes.data() + bytes.size(), region.data() + region.size());
+           });
   }
 
-  void plan_blocks(const AnyStorage& storage, const PipelineOptions& options) {
+  void plan_blocks(const AnyStorage& storage, const PipelineOptions& options,
+                   const std::vector<std::uint8_t>& locked) {
     for (std::size_t b = 0; b < storage.block_count(); ++b) {
       const BlockImage& image = storage.image(block_at(b));
-      Reads reads{
-          mode == FetchMode::staged
-              ? plan_staged_reads(image, 0,
-                                  std::min(options.chunk_byte_count,
-                                           std::max<std::uint64_t>(options.staging_byte_count, 1)))
-              : plan_direct_reads(image, 0,
-                                  mode == FetchMode::in_place
-                                      ? options.chunk_byte_count
-                                      : std::max<std::uint64_t>(image.byte_count, 1)),
-          image.layout.slot_byte_count[0]};
+      Reads reads{plan_block(image, options, locked[b] != 0), image.layout.slot_byte_count[0]};
       if (options.slot_byte_budget && reads.slot_byte_count > *options.slot_byte_budget) {
         throw Error{to_string(PartId{block_at(b)}) + " needs a slot of " +
                     std::to_string(reads.slot_byte_count) + " bytes, the budget is " +
                     std::to_string(*options.slot_byte_budget)};
       }
-      transfer.slot_byte_count = std::max(transfer.slot_byte_count, reads.slot_byte_count);
       reads_.push_back(std::move(reads));
     }
+  }
+  [[nodiscard]] ReadPlan plan_block(const BlockImage& image, const PipelineOptions& options,
+                                    bool locked) const {
+    if (mode == FetchMode::in_place) return plan_direct_reads(image, 0, options.chunk_byte_count);
+    if (locked) return plan_memory_copies(image, 0);
+    const std::uint64_t staging = std::max<std::uint64_t>(options.staging_byte_count, 1);
+    return plan_staged_reads(image, 0, std::min(options.chunk_byte_count, staging));
+  }
+  /// @throws Error if the budget for cached blocks holds none.
+  void choose_slots(const AnyStorage& storage, const PipelineOptions& options) {
+    std::vector<std::uint64_t> blocks;
+    for (const Reads& reads : reads_) {
+      blocks.push_back(
+          std::max<std::uint64_t>(round_up(reads.slot_byte_count, tensor_alignment), 1));
+    }
+    const std::uint64_t least = *std::min_element(blocks.begin(), blocks.end());
+    if (options.device_budget > 0 && options.device_budget < least) {
+      throw Error{"a device_budget of " + std::to_string(options.device_budget) +
+                  " bytes caches no block: the smallest needs " + std::to_string(least)};
+    }
+    prefetch_ahead =
+        std::min(options.prefetch_ahead, static_cast<std::uint32_t>(storage.block_count()) - 1);
+    transfer.slot_byte_counts = choose_slot_sizes(blocks, prefetch_ahead, options.device_budget);
+    transfer.slot_count = static_cast<std::uint32_t>(transfer.slot_byte_counts.size());
+    space = SlotSpace{transfer.slot_byte_counts, blocks};
+    for (const Reads& reads : reads_)
+      transfer.slot_byte_count = std::max(transfer.slot_byte_count, reads.slot_byte_count);
+  }
+  /// Memory that is not there would only show when it is touched, as a killed process.
+  /// @throws Error
+  void check_memory(const PipelineOptions& options) const {
+    const auto available = available_memory();
+    const std::uint64_t needed = std::accumulate(transfer.slot_byte_counts.begin(),
+                                                 transfer.slot_byte_counts.end(), std::uint64_t{0});
+    if (!available || needed <= *available) return;
+    throw Error{std::to_string(transfer.slot_count) + " slots for blocks take " +
+                std::to_string(needed) + " bytes, " + std::to_string(*available) +
+                " are available: a prefetch_ahead smaller than " +
+                std::to_string(options.prefetch_ahead) + " or a smaller device_budget takes less"};
   }
   void count_tickets(const PipelineOptions& options) {
     std::uint64_t largest = 1, chunks = 1;
     for (const Reads& reads : reads_) {
-      chunks += reads.chunks.size();
+      chunks += reads.in_memory ? 1 : reads.chunks.size();
+      if (reads.in_memory) continue;
       for (const Chunk& chunk : reads.chunks) largest = std::max(largest, chunk.image.byte_count);
     }
     if (mode == FetchMode::in_place) {

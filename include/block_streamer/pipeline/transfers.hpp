@@ -18,10 +18,13 @@ namespace block_streamer::inline v1 {
 /// What the memory of a pipeline consists of.
 struct TransferShape {
   std::uint32_t slot_count = 0;
-  std::uint64_t slot_byte_count = 0;
+  std::uint64_t slot_byte_count = 0;            ///< of the largest
+  std::vector<std::uint64_t> slot_byte_counts;  ///< of each
   std::uint64_t bound_byte_count = 0;
   std::uint32_t ticket_count = 0;
-  std::uint64_t chunk_byte_count = 0;  ///< of a staging chunk; 0: no staging
+  std::uint64_t chunk_byte_count = 0;    ///< of a staging chunk; 0: no staging
+  std::uint32_t memory_block_count = 0;  ///< blocks that the tier has in memory
+  std::uint32_t locked_block_count = 0;  ///< of those, page-locked: copied from where they are
 };
 
 /// @brief Device memory, staging, the copy stream and all events of a pipeline, and the operations
@@ -36,7 +39,7 @@ class Transfers {
 
   Transfers(Backend& backend, const TransferShape& shape)
       : backend_{backend},
-        arena_{backend, shape.slot_count, shape.slot_byte_count, shape.bound_byte_count},
+        arena_{backend, shape.slot_byte_counts, shape.bound_byte_count},
         copy_{backend.make_stream()},
         forks_{backend.make_event(), backend.make_event()},
         pass_end_{backend.make_event()} {

@@ -33,6 +33,7 @@ struct ReadPlan {
   std::vector<CopyPiece> pieces;
   std::uint64_t read_byte_count = 0;    ///< what the chunks read, over-read included
   std::uint64_t needed_byte_count = 0;  ///< what reaches the slot
+  bool in_memory = false;               ///< nothing is read: copied from the tier's memory, at once
 
   [[nodiscard]] std::span<const CopyPiece> pieces_of(const Chunk& chunk) const noexcept {
     return std::span{pieces}.subspan(chunk.first_piece, chunk.piece_count);
@@ -118,6 +119,17 @@ inline std::vector<ByteRange> covering_ranges(const BlockImage& image,
       detail::add_chunk(plan, {at, std::min(chunk_byte_count, end - at)}, {&segment, 1});
     }
   }
+  return plan;
+}
+
+/// @brief The copies of a part whose image is in page-locked memory: one per segment.
+[[nodiscard]] inline ReadPlan plan_memory_copies(const BlockImage& image, std::uint32_t part) {
+  ReadPlan plan;
+  for (const Segment& segment : detail::segments_of(image, part)) {
+    detail::add_chunk(plan, {segment.image_offset, segment.byte_count}, {&segment, 1});
+  }
+  plan.read_byte_count = 0;
+  plan.in_memory = true;
   return plan;
 }
 

@@ -24,13 +24,15 @@ class AnyStorage {
                   IoCompletion done) noexcept {
     self_->async_read(block, range, out, std::move(done));
   }
-  /// @brief True if the held tier models addressable_tier.
+  /// @brief True if the held tier models addressable_tier, be it for some blocks only.
   [[nodiscard]] bool addressable() const noexcept { return self_->addressable(); }
-  /// @brief The block's image in host memory; empty unless addressable.
+  /// @brief True if the held tier has the block's image in memory.
+  [[nodiscard]] bool in_memory(BlockId block) const noexcept { return self_->in_memory(block); }
+  /// @brief The block's image in host memory; empty unless it is there.
   [[nodiscard]] std::span<const std::byte> bytes(BlockId block) const noexcept {
     return self_->bytes(block);
   }
-  /// @brief What to page-lock; empty unless addressable.
+  /// @brief What to page-lock; empty unless the held tier is addressable.
   [[nodiscard]] std::span<const std::span<std::byte>> regions() const noexcept {
     return self_->regions();
   }
@@ -52,6 +54,7 @@ class AnyStorage {
     virtual const BlockImage& image(BlockId) const noexcept = 0;
     virtual void async_read(BlockId, ByteRange, std::span<std::byte>, IoCompletion) noexcept = 0;
     virtual bool addressable() const noexcept = 0;
+    virtual bool in_memory(BlockId) const noexcept = 0;
     virtual std::span<const std::byte> bytes(BlockId) const noexcept = 0;
     virtual std::span<const std::span<std::byte>> regions() const noexcept = 0;
     virtual void prepare(std::span<std::byte>) noexcept = 0;
@@ -71,6 +74,13 @@ class AnyStorage {
     bool addressable() const noexcept override {
       if constexpr (requires { tier.addressable(); }) {
         return tier.addressable();  // a decorator of an erased tier
+      } else {
+        return addressable_tier<Tier>;
+      }
+    }
+    bool in_memory([[maybe_unused]] BlockId block) const noexcept override {
+      if constexpr (partly_addressable_tier<Tier>) {
+        return tier.in_memory(block);
       } else {
         return addressable_tier<Tier>;
       }
@@ -107,7 +117,7 @@ class AnyStorage {
 
   std::unique_ptr<Base> self_;
 };
-static_assert(addressable_tier<AnyStorage> && locating_tier<AnyStorage> &&
+static_assert(partly_addressable_tier<AnyStorage> && locating_tier<AnyStorage> &&
               preparing_tier<AnyStorage>);
 
 }  // namespace block_streamer::inline v1

@@ -50,6 +50,14 @@ concept addressable_tier = storage_tier<T> && requires(const T& tier, BlockId bl
   noexcept->std::same_as<std::span<const std::span<std::byte>>>;
 };
 
+/// @brief An addressable tier of which only some blocks are in memory: `bytes(block)` is empty for
+/// the others, which are read. `in_memory(block)` does not change.
+template <class T>
+concept partly_addressable_tier = addressable_tier<T> && requires(const T& tier, BlockId block) {
+  { tier.in_memory(block) }
+  noexcept->std::same_as<bool>;
+};
+
 /// @brief A tier that can say where an image byte comes from: "file, offset, tensor", for messages.
 template <class T>
 concept locating_tier = storage_tier<T> &&

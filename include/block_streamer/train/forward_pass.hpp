@@ -38,7 +38,9 @@ template <class Run, class Observer = NoObserver>
   const c10::NoGradGuard no_grad;
   const std::size_t n = run.blocks().size();
   const VisitOrder forward = ascending(0, n);
-  const VisitOrder backward = saved != nullptr ? descending(0, n) : forward;
+  // The backward will end where nothing below trains (see backward_pass).
+  const std::size_t lowest = hidden.requires_grad() ? 0 : run.blocks().lowest_trainable();
+  const VisitOrder backward = saved != nullptr ? descending(lowest, n) : forward;
   run.walk(forward, joined(backward, forward),
            [&](BlockId block, auto&& run_block, std::span<const std::byte> slot) {
              if (saved != nullptr) {

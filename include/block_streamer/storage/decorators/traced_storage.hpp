@@ -82,6 +82,16 @@ class TracedStorage {
       return true;
     }
   }
+  [[nodiscard]] bool in_memory(BlockId block) const noexcept requires
+      partly_addressable_tier<Inner> {
+    return inner_.in_memory(block);
+  }
+  void prepare(std::span<std::byte> memory) noexcept requires preparing_tier<Inner> {
+    inner_.prepare(memory);
+  }
+  void forget(std::span<std::byte> memory) noexcept requires preparing_tier<Inner> {
+    inner_.forget(memory);
+  }
   [[nodiscard]] std::string locate(BlockId block,
                                    std::uint64_t image_offset) const requires locating_tier<Inner> {
     return inner_.locate(block, image_offset);
@@ -94,7 +104,8 @@ class TracedStorage {
   std::uint16_t device_;
   Clock clock_;
 };
-static_assert(addressable_tier<TracedStorage<AnyStorage>> &&
-              locating_tier<TracedStorage<AnyStorage>>);
+static_assert(partly_addressable_tier<TracedStorage<AnyStorage>> &&
+              locating_tier<TracedStorage<AnyStorage>> &&
+              preparing_tier<TracedStorage<AnyStorage>>);
 
 }  // namespace block_streamer::inline v1
