@@ -222,7 +222,7 @@ class ManifestReader {
 /// **Cost.** Linear in the text; per chunk a few operations, to see that the sums fit together.
 [[nodiscard]] inline ShardManifest parse_shard_manifest(const std::string& path,
                                                         std::string_view text) {
-  return detail::ManifestReader{path}.read(parse_json(path, text));
+  return detail::ManifestReader{path}.read(parse_json(text, path));
 }
 
 /// @brief The manifest of a checkpoint's folder; nullopt if it has none.
