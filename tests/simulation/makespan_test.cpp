@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <support/catch.hpp>
 
+#include <numeric>
+
 #include "scenes.hpp"
 
 namespace bs = block_streamer;
@@ -38,7 +40,11 @@ void check_at_bound(const SimulatedScene& scene, const char* what) {
             << " ns, mode " << static_cast<int>(run.mode));
   CHECK(run.wrong_looks == 0);
   CHECK(run.end.count() == run.bound.end.count());
-  CHECK(run.peak_resident <= scene.ahead + 1 + scene.cached);
+  CHECK(run.peak_resident <= run.slot_count);
+  std::uint64_t largest = 0;
+  for (const bs::BlockImage& image : scene.images) largest = std::max(largest, slot_bytes(image));
+  CHECK(std::accumulate(run.slot_byte_counts.begin(), run.slot_byte_counts.end(),
+                        std::uint64_t{0}) <= (scene.ahead + 1 + scene.cached) * largest);
 }
 
 enum class Path { staged, from_ram, staged_on_host, in_place };

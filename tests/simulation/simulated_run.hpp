@@ -31,7 +31,7 @@ struct SimulatedScene {
   std::uint64_t chunk_byte_count = 100;
   std::uint32_t ticket_count = 8;
   std::uint32_t ahead = 1;
-  std::uint32_t cached = 0;  ///< slots on top of ahead + 1
+  std::uint32_t cached = 0;  ///< the budget on top of ahead + 1 slots, in largest blocks
   bs::DriveModel drive{};
   bs::DeviceModel device{};
   bool in_ram = false;  ///< the tier is addressable
@@ -67,6 +67,7 @@ struct SimulatedOutcome {
   bs::RecordedTrace trace;
   bs::FetchMode mode{};
   std::uint32_t slot_count = 0;
+  std::vector<std::uint64_t> slot_byte_counts;
   std::uint32_t ticket_count = 0;
   std::uint64_t peak_resident = 0;
   std::vector<bs::PassWork> work;
@@ -98,14 +99,23 @@ struct SimulatedOutcome {
   });
 }
 
+/// Bytes of a slot for a block.
+[[nodiscard]] inline std::uint64_t slot_bytes(const bs::BlockImage& image) {
+  return std::max<std::uint64_t>(
+      bs::round_up(image.layout.slot_byte_count[0], bs::tensor_alignment), 1);
+}
+
 [[nodiscard]] inline std::vector<bs::PassWork> plan_scene(const SimulatedScene& scene,
-                                                          std::uint32_t slot_count,
+                                                          const std::vector<std::uint64_t>& slots,
                                                           std::uint32_t ahead) {
-  bs::SlotContents contents(slot_count);
+  bs::SlotContents contents(slots.size());
+  std::vector<std::uint64_t> blocks;
+  for (const bs::BlockImage& image : scene.images) blocks.push_back(slot_bytes(image));
+  const bs::SlotSpace space{slots, blocks};
   std::vector<bs::PassWork> work;
   for (const ScenePass& pass : scene.passes) {
-    bs::PassWork done{bs::plan_pass(pass.order, pass.hint, contents, {.prefetch_ahead = ahead}),
-                      {}};
+    bs::PassWork done{
+        bs::plan_pass(pass.order, pass.hint, contents, {.prefetch_ahead = ahead}, space), {}};
     for (const bs::PartId part : pass.order) {
       done.compute.push_back(pass.compute(bs::index_of(part.block)));
     }
@@ -167,6 +177,7 @@ void visit_all(Pipeline& pipeline, bs::SimulatedBackend& backend, bs::VirtualClo
         std::move(tier), backend, options, nullptr, std::make_unique<bs::VirtualLoop>(clock)};
     outcome.mode = pipeline.mode();
     outcome.slot_count = pipeline.slot_count();
+    outcome.slot_byte_counts = pipeline.shape().slot_byte_counts;
     outcome.ticket_count = pipeline.shape().ticket_count;
     visit_all(pipeline, backend, clock, scene, outcome);
     outcome.end = clock.now();
@@ -174,7 +185,7 @@ void visit_all(Pipeline& pipeline, bs::SimulatedBackend& backend, bs::VirtualClo
   }
   clock.run_dry();
   const auto ahead = std::min(scene.ahead, static_cast<std::uint32_t>(scene.images.size()) - 1);
-  outcome.work = plan_scene(scene, outcome.slot_count, ahead);
+  outcome.work = plan_scene(scene, outcome.slot_byte_counts, ahead);
   outcome.model = {outcome.mode,      outcome.slot_count,   outcome.ticket_count,  scene.drive.cost,
                    scene.drive.depth, scene.device.copy_in, scene.computes_on_host};
   outcome.bound = bound_of(scene, outcome);

@@ -51,7 +51,7 @@ TEST_CASE("in virtual time: 100 starved iterations for every depth") {
       for (const bool late_loop : {false, true}) {
         std::mt19937 random{ahead * 4 + tickets * 2 + late_loop};
         const auto images = plain_blocks({300, 0, 250, 101, 99, 1, 200, 100, 640});
-        Bound bound{ahead + 3, 0, 0};
+        Bound bound;
         std::size_t wrong = 0;
         bs::VirtualClock clock{[&](std::size_t) { return std::size_t{random()}; }, late_loop};
         bs::DriveModel drive;
@@ -71,6 +71,7 @@ TEST_CASE("in virtual time: 100 starved iterations for every depth") {
           bs::BlockPipeline<bs::SimulatedBackend, bs::VirtualLoop> pipeline{
               bs::SimulatedStorage{clock, images, drive, fill_image}, backend, options, nullptr,
               std::make_unique<bs::VirtualLoop>(clock)};
+          bound.slots = pipeline.slot_count();
           for (int iteration = 0; iteration < 100; ++iteration, ++passes) {
             const Whim whim = whim_of(random, blocks);
             try {
