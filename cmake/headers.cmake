@@ -222,9 +222,15 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block/weights.hpp
   block_streamer.hpp
   finetune/evaluation.hpp
+  finetune/loss_plot.hpp
+  finetune/metrics_log.hpp
   finetune/row_batch.hpp
   finetune/row_order.hpp
+  finetune/run_folder.hpp
+  finetune/run_record.hpp
+  finetune/save_schedule.hpp
   finetune/training_loop.hpp
+  finetune/training_state.hpp
   generate/generated_row.hpp
   generate/generation.hpp
   generate/random_stream.hpp
