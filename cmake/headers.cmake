@@ -36,6 +36,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   checkpoint/shard_manifest_reader.hpp
   checkpoint/shard_manifest_writer.hpp
   checkpoint/shard_plan.hpp
+  checkpoint/shard_split.hpp
   checkpoint/shard_writer.hpp
   checkpoint/stored_tensor.hpp
   core/block_image.hpp
@@ -222,6 +223,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block/weights.hpp
   block_streamer.hpp
   finetune/evaluation.hpp
+  finetune/loss_over_tokens.hpp
   finetune/loss_plot.hpp
   finetune/metrics_log.hpp
   finetune/row_batch.hpp
@@ -246,6 +248,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   lora/lora_adapter.hpp
   lora/lora_node.hpp
   lora/lora_projection.hpp
+  lora/merge.hpp
   lora/options.hpp
   lora/peft_files.hpp
   lora/peft_loading.hpp
@@ -268,6 +271,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   optim/schedule.hpp
   streamer.hpp
   train/backward_pass.hpp
+  train/chunked_loss.hpp
   train/forward_pass.hpp
   train/rng_replay.hpp
   train/streamed_node.hpp

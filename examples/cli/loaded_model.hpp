@@ -86,15 +86,16 @@ class LoadedModel {
   LoadedModel(Backend backend, at::Device device, const CommonOptions& options,
               block_streamer::TraceSinkRef trace, Plan plan)
       : model_{plan.checkpoint, {plan.type, device}},
-        streamer_{model_.blocks(), open_storage(plan, options, model_),
-                  std::move(backend), streamer_options(options, plan.type, trace)} {
+        streamer_{model_.blocks(), open_storage(plan, options, model_), std::move(backend),
+                  streamer_options(options, plan.type, trace)} {
     say_what_is_in_memory(plan.storage, streamer_.shape(), streamer_.block_count());
     for (const std::string& warning : plan.checkpoint.warnings()) say("warning: " + warning);
     for (const std::string& warning : model_.warnings()) say("warning: " + warning);
   }
 
-  static block_streamer::AnyStorage open_storage(const Plan& plan, const CommonOptions& options,
-                                                 const block_streamer::models::DecoderModel& model) {
+  static block_streamer::AnyStorage open_storage(
+      const Plan& plan, const CommonOptions& options,
+      const block_streamer::models::DecoderModel& model) {
     expect_budget_holds_a_block(options.device_budget, plan.storage.tier, model.block_map(),
                                 plan.type);
     const bool tiered = plan.storage.tier == "tiered";

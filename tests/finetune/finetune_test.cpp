@@ -275,6 +275,7 @@ TEST_CASE("a gradient that is not finite under a finite loss stops the step, or 
       CHECK(loop.steps() == 0);
     }
     CHECK(same_bits(copies(tiny.adapter), before));
+    for (const at::Tensor& p : tiny.adapter.parameters()) CHECK_FALSE(p.grad().defined());
   }
 }
 

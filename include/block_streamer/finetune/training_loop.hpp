@@ -2,6 +2,7 @@
 #pragma once
 
 #include <block_streamer/core/error.hpp>
+#include <block_streamer/finetune/loss_over_tokens.hpp>
 #include <block_streamer/finetune/row_batch.hpp>
 #include <block_streamer/models/non_finite.hpp>
 #include <block_streamer/optim/adamw.hpp>
@@ -117,7 +118,7 @@ class TrainingLoop {
     auto context = model_.context(part.batch.ids);
     const at::Tensor hidden = streamer_.forward(model_.embed(part.batch.ids), context);  // (B,T,C)
     const at::Tensor loss =
-        token_loss(model_.logits(hidden), part.targets).sum / static_cast<double>(report.trained);
+        loss_over_tokens(model_, hidden, part.targets).sum / static_cast<double>(report.trained);
     const double value = loss.template item<double>();
     report.loss += value;
     if (!std::isfinite(value)) {
