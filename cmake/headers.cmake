@@ -249,6 +249,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   lora/lora_node.hpp
   lora/lora_projection.hpp
   lora/merge.hpp
+  lora/module_patterns.hpp
   lora/options.hpp
   lora/peft_files.hpp
   lora/peft_loading.hpp

@@ -13,6 +13,8 @@
 #include <memory>
 #include <string>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 namespace block_streamer_cli {
 namespace {
@@ -138,6 +140,37 @@ void add_training_options(CLI::App& app, FinetuneOptions& options) {
       ->capture_default_str();
 }
 
+/// "NAME=VALUE", the name a regular expression that may hold '=' itself.
+template <class Value>
+void add_pattern(CLI::App& app, const std::string& name, const std::string& description,
+                 std::vector<std::pair<std::string, Value>>& to, const std::string& group) {
+  app.add_option_function<std::vector<std::string>>(
+         name,
+         [&to, name](const std::vector<std::string>& given) {
+           for (const std::string& text : given) {
+             const std::size_t at = text.rfind('=');
+             Value value{};
+             if (at == 0 || at == std::string::npos ||
+                 !CLI::detail::lexical_cast(text.substr(at + 1), value) || !(value > 0)) {
+               throw CLI::ValidationError(name, "'" + text + "' is not NAME=NUMBER, above 0");
+             }
+             to.emplace_back(text.substr(0, at), value);
+           }
+         },
+         description)
+      ->type_name("NAME=X")
+      ->allow_extra_args(false)
+      ->group(group);
+}
+
+void add_pattern_options(CLI::App& app, AdapterOptions& form, const std::string& group) {
+  add_pattern(app, "--rank-pattern",
+              "a rank of its own for maps whose name ends so; may be repeated, the first counts",
+              form.rank_pattern, group);
+  add_pattern(app, "--alpha-pattern", "the same for alpha", form.alpha_pattern, group);
+  app.add_flag("--rslora", form.use_rslora, "the adapter counts alpha / sqrt(rank)")->group(group);
+}
+
 void add_adapter_options(CLI::App& app, FinetuneOptions& options) {
   const std::string group = "Adapter";
   AdapterOptions& form = options.adapter_options;
@@ -153,11 +186,19 @@ void add_adapter_options(CLI::App& app, FinetuneOptions& options) {
       ->check(CLI::Range(0.0, 0.999999))
       ->type_name("P")
       ->group(group);
-  app.add_option("--targets", form.targets,
-                 "projections: all-linear, or names such as q_proj,v_proj (default: all-linear)")
-      ->delimiter(',')
-      ->type_name("NAME,…")
+  auto* targets =
+      app.add_option("--targets", form.targets,
+                     "projections: all-linear, or names such as q_proj,v_proj (default: "
+                     "all-linear)")
+          ->delimiter(',')
+          ->type_name("NAME,…")
+          ->group(group);
+  app.add_option("--target-regex", form.target_pattern,
+                 "projections whose whole name this matches, such as .*[.][0-3][.]mlp[.].*")
+      ->excludes(targets)
+      ->type_name("REGEX")
       ->group(group);
+  add_pattern_options(app, form, group);
   app.add_option("--top-fraction", form.top_fraction,
                  "of the layers, counted from the last (default: 1)")
       ->check(check_fraction)

@@ -88,6 +88,10 @@ class FinetuneRun {
     lora.alpha = wanted.alpha.value_or(lora.alpha);
     lora.dropout = wanted.dropout.value_or(lora.dropout);
     if (!wanted.targets.empty()) lora.targets = wanted.targets;
+    lora.target_pattern = wanted.target_pattern;
+    lora.rank_pattern = wanted.rank_pattern;
+    lora.alpha_pattern = wanted.alpha_pattern;
+    lora.use_rslora = wanted.use_rslora;
     lora.top_fraction = wanted.top_fraction.value_or(lora.top_fraction);
     lora.seed = job_.options.seed;
     return block_streamer::make_lora_adapter(loaded_.lora_blocks(), lora, loaded_.model().device());

@@ -87,12 +87,14 @@ inline void add_adapter_form(block_streamer::RunRecord& record,
     ranks.insert(module.rank);
     alphas.insert(module.alpha);
     blocks.insert(module.site.block);
-    start.add(module.site.module);
+    start.add(module.site.module + " " + std::to_string(module.rank) + " " +
+              std::to_string(module.alpha));
     start.add(module.a);
     start.add(module.b);
   }
   record.set("--rank", joined(ranks));
   record.set("--alpha", joined(alphas));
+  record.set("--rslora", std::string{adapter.options().use_rslora ? "on" : "off"});
   record.set("--dropout", adapter.options().dropout);
   record.set("--top-fraction", std::to_string(blocks.size()) + " layers from " +
                                    std::to_string(*blocks.begin()) + " on");

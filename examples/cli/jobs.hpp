@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace block_streamer_cli {
@@ -30,6 +31,10 @@ struct AdapterOptions {
   std::optional<double> alpha;
   std::optional<double> dropout;
   std::vector<std::string> targets;
+  std::optional<std::string> target_pattern;
+  std::vector<std::pair<std::string, std::uint64_t>> rank_pattern;
+  std::vector<std::pair<std::string, double>> alpha_pattern;
+  bool use_rslora = false;
   std::optional<double> top_fraction;
 };
 

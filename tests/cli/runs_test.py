@@ -140,6 +140,36 @@ class Schedules(RunsTest):
         self.assertNotEqual(order("--seed", 6), first)
 
 
+class Forms(RunsTest):
+    def config(self):
+        return json.loads((self.output / "adapter_config.json").read_text())
+
+    def test_patterns_and_scales_are_in_the_adapters_configuration(self):
+        self.run_program(self.output, "--steps", 1, "--target-regex", ".*[.][12][.](mlp[.].*|self_attn[.]q_proj)", "--rslora",
+                         "--rank-pattern", "layers[.]1[.]mlp[.]up_proj=2", "--rank-pattern", "mlp[.].*=3", "--alpha-pattern", "q_proj=1.5")  # fmt: skip
+        seen = self.config()
+        self.assertTrue(seen["use_rslora"])
+        self.assertEqual(seen["rank_pattern"]["model.layers.1.mlp.up_proj"], 2)
+        self.assertEqual(seen["rank_pattern"]["model.layers.2.mlp.up_proj"], 3)
+        self.assertEqual(len(seen["rank_pattern"]), 6)
+        self.assertEqual(seen["alpha_pattern"], {f"model.layers.{n}.self_attn.q_proj": 1.5 for n in [1, 2]})
+        self.assertEqual(seen["layers_to_transform"], [1, 2])
+        more = ["--steps", 1, "--adapter", self.output]
+        again = self.output.with_suffix(".again")
+        self.run_program(again, *more)
+        for option, value in [("--rank-pattern", "q_proj=2"), ("--alpha-pattern", "q_proj=2"), ("--target-regex", ".*")]:
+            self.assertIn(option, self.run_program(self.output.with_suffix(".no"), *more, option, value, code=1))
+
+    def test_bad_patterns_are_refused(self):
+        for option, value, code in [("--rank-pattern", "q_proj", 2), ("--rank-pattern", "=3", 2), ("--rank-pattern", "q_proj=0", 2),
+                                    ("--rank-pattern", "q_proj=1.5", 2), ("--alpha-pattern", "q_proj=-1", 2), ("--rank-pattern", "z_proj=3", 1),
+                                    ("--target-regex", "q_proj", 1), ("--rank-pattern", "k_proj=17", 1)]:  # fmt: skip
+            err = self.run_program(self.output, "--steps", 1, option, value, code=code)
+            self.assertEqual(err.count("error: "), 1, err)
+        self.assertIn("excludes", self.run_program(self.output, "--targets", "q_proj", "--target-regex", "a", code=2))
+        self.assertFalse(self.output.exists())
+
+
 class Saving(RunsTest):
     FORM = ["--steps", 24, "--batch", 2, "--grad-accum", 2, "--dropout", "0.25", "--schedule", "cosine", "--warmup-steps", 3, "--max-grad-norm", "0.5", "--seed", 11]
 
