@@ -6,7 +6,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/amax.h>
-#include <ATen/ops/full_like.h>
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -90,7 +89,7 @@ class ChunkedLossNode final : public torch::autograd::Node {
   const at::Tensor picked = logits.gather(1, column);  // (R,1)
   const at::Tensor total = logits.exp_().sum(1, /*keepdim=*/true);
   const at::Tensor loss = total.log().sub_(picked).sum();
-  logits.div_(total).scatter_add_(1, column, at::full_like(picked, -1));
+  logits.div_(total).scatter_(1, column, logits.gather(1, column).sub_(1));
   return loss;
 }
 
@@ -137,7 +136,7 @@ class ChunkedLoss {
     at::Tensor chunk = hidden_.index_select(0, at_rows);  // (R,C)
     at::Tensor logits;                                    // (R,V)
     {
-      const at::AutoGradMode grad{wants_};
+      const c10::AutoGradMode grad{wants_};
       chunk.set_requires_grad(wants_);
       logits = logits_of_(chunk.unsqueeze(0)).squeeze(0);
     }
