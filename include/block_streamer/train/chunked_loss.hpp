@@ -89,7 +89,8 @@ class ChunkedLossNode final : public torch::autograd::Node {
   const at::Tensor picked = logits.gather(1, column);  // (R,1)
   const at::Tensor total = logits.exp_().sum(1, /*keepdim=*/true);
   const at::Tensor loss = total.log().sub_(picked).sum();
-  logits.div_(total).scatter_(1, column, logits.gather(1, column).sub_(1));
+  logits.div_(total);
+  logits.scatter_(1, column, logits.gather(1, column).sub_(1));
   return loss;
 }
 
