@@ -119,13 +119,12 @@ class Merge(unittest.TestCase):
                 theirs = peft.PeftModel.from_pretrained(model, FIXTURES / name).merge_and_unload().state_dict()
                 ours = load_file(output / "model.safetensors")
                 self.assertLessEqual(ours.keys(), theirs.keys())
-                # Both are the exact sum but for one rounding of it, theirs also for one of B·A before.
+                # Both are the exact sum rounded once; fp32 products may differ in their last bit and tip a rounding over.
                 unit = torch.finfo(dtype).eps
                 changed, worst = 0, 0.0
                 for key, tensor in ours.items():
                     self.assertEqual((tensor.dtype, tensor.shape), (dtype, theirs[key].shape))
-                    delta = (theirs[key].double() - tensors[key].double()).abs()
-                    bound = unit * (theirs[key].double().abs() + delta) + 2e-7
+                    bound = unit * theirs[key].double().abs() + 2e-7
                     off = (tensor.double() - theirs[key].double()).abs()
                     self.assertTrue(bool((off <= bound).all()), (name, dtype, key))
                     changed += int(not torch.equal(tensor, tensors[key]))

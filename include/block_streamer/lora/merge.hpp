@@ -185,8 +185,8 @@ class AdapterMerge {
 /// folder: safetensors files, their index if there are several, and the model's other files. Names,
 /// types, shapes stay; tensors without an adapter keep their bytes. The same input gives the same
 /// bytes with the same number of threads.
-/// The sum is taken in fp32 (fp64 for such weights) and rounded once to the weight's type; peft
-/// rounds B·A to that type before it adds, so the two differ by at most one rounding of B·A.
+/// The sum is taken in fp32 (fp64 for such weights) and rounded once to the weight's type, as peft's
+/// merge_and_unload() does; its safe_merge rounds B·A to that type before it adds.
 /// The folder appears whole or not at all: everything is written beside its place first.
 /// @throws Error if the folder is there and not empty, or a sum is not finite; UnsupportedError,
 /// BindingError naming a tensor that cannot be merged; StorageError if reading or writing fails.
