@@ -78,7 +78,7 @@ class Merge(unittest.TestCase):
         self.assertIn("not empty", self.merge(model, adapter, merged, code=1))
         self.assertIn("no-adapter", self.merge(model, self.folder / "no-adapter", self.folder / "x", code=1))
         self.assertIn("--shard-size", self.merge(model, adapter, self.folder / "x", "--shard-size", 0, code=2))
-        self.assertIn("shape", self.merge(FIXTURES / "base", adapter, self.folder / "x", code=1))
+        self.assertIn("missing", self.merge(FIXTURES / "base", adapter, self.folder / "x", code=1))
         self.assertEqual({f.name for f in self.folder.iterdir()}, {"model", "adapter", "merged", "data.txt"})
 
     def test_killed_it_leaves_no_model_and_can_be_run_again(self):
