@@ -126,6 +126,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   trace/residency_history.hpp
   trace/residency_observer.hpp
   trace/residency_transition.hpp
+  trace/row_reads.hpp
   trace/statistics.hpp
   trace/trace_sink.hpp)
 set(BLOCK_STREAMER_IO_HEADERS

@@ -6,6 +6,7 @@
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/core/expects.hpp>
 #include <block_streamer/os/file.hpp>
+#include <block_streamer/trace/row_reads.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -21,12 +22,6 @@
 #include <system_error>
 
 namespace block_streamer::inline v1 {
-
-/// What a StoredRows has read since it was made.
-struct RowReads {
-  std::uint64_t rows = 0;
-  std::uint64_t bytes = 0;
-};
 
 /// @brief A matrix of a checkpoint that stays where it lies: single rows are read when they are
 /// needed. For tables of which a pass needs few rows, as an embedding.
@@ -70,6 +65,7 @@ class StoredRows {
     return result;
   }
 
+  /// @brief What was read since it was made.
   [[nodiscard]] RowReads reads() const noexcept {
     return {rows_read_, rows_read_ * row_byte_count()};
   }

@@ -26,6 +26,10 @@ struct RowRange {
   friend bool operator==(const RowRange&, const RowRange&) = default;
 };
 
+/// What a slice of a model's head has at most, unless another number is asked for: 64 MiB in a half
+/// type. Large enough that a visit's fixed cost does not show, small beside a block.
+inline constexpr std::uint64_t default_slice_elements = std::uint64_t{1} << 25;
+
 /// @brief Cuts a matrix into slices of rows of about equal size: as few as keep each within
 /// `most_elements`. Every slice but the last has the same number of rows, a multiple of 128 (of
 /// less where most_elements is less), so that each begins at a multiple of 256 bytes in any type of

@@ -18,6 +18,7 @@
 #include <block_streamer/models/decoder_block.hpp>
 #include <block_streamer/models/decoder_context.hpp>
 #include <block_streamer/models/stored_embedding.hpp>
+#include <block_streamer/trace/row_reads.hpp>
 #include <block_streamer/trace/statistics.hpp>
 #include <block_streamer/train/sliced_linear.hpp>
 #include <block_streamer/train/sliced_matrix.hpp>
@@ -48,7 +49,7 @@ struct DecoderOptions {
   bool head_resident = true;
   /// Most elements of such a slice. A resident head is computed in the same slices, as that is what
   /// makes the bits the same.
-  std::uint64_t head_slice_elements = std::uint64_t{1} << 25;
+  std::uint64_t head_slice_elements = default_slice_elements;
 };
 
 /// @brief The rotary frequencies of a configuration: (D/2), f32, on the CPU.
