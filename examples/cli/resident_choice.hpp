@@ -37,23 +37,39 @@ template <class Backend>
 
 namespace detail {
 
-/// Bytes on the device of a number of parameters that wait for their turn: slots, and the place
-/// that a conversion writes to.
-[[nodiscard]] inline std::uint64_t slot_bytes(const CommonOptions& options,
-                                              std::uint64_t stored_bytes, std::uint64_t parameters,
-                                              block_streamer::DType type) {
-  const std::uint64_t computed = parameters * block_streamer::byte_count_of(type);
-  return (std::uint64_t{options.prefetch_ahead} + 1) * stored_bytes +
-         (computed == stored_bytes ? 0 : computed);
+/// Bytes on the device of what waits for its turn: `slots` of them, and the place that a conversion
+/// writes to.
+[[nodiscard]] inline std::uint64_t slot_bytes(std::uint64_t slots, std::uint64_t stored_bytes,
+                                              std::uint64_t computed_bytes) {
+  return slots * stored_bytes + (computed_bytes == stored_bytes ? 0 : computed_bytes);
 }
 
+/// What each choice takes of the device besides the blocks, in bytes.
+struct ResidentCosts {
+  ResidentCosts(const CommonOptions& options, const Vocabulary& vocabulary,
+                block_streamer::DType type)
+      : slots{std::min<std::uint64_t>(std::uint64_t{options.prefetch_ahead} + 1,
+                                      vocabulary.slice_count)} {
+    const std::uint64_t item = block_streamer::byte_count_of(type);
+    head = vocabulary.parameters * item;
+    all = vocabulary.tied ? head : 2 * head;
+    none = slot_bytes(slots, vocabulary.slice_bytes, vocabulary.slice_parameters * item);
+  }
+  std::uint64_t slots;  ///< of slices
+  std::uint64_t all = 0;
+  std::uint64_t head = 0;
+  std::uint64_t none = 0;
+};
+
 inline void say_resident(const ResidentChoice& choice, const Vocabulary& vocabulary,
-                         const std::string& why) {
+                         const ResidentCosts& costs, const std::string& why) {
   if (choice.embedding) return;
-  say("resident: " +
-      (choice.head ? "the head; rows of the embedding are read from its file"
-                   : vocabulary.words()) +
-      why);
+  std::string text = "resident: the head; rows of the embedding are read from its file";
+  if (!choice.head) {
+    text = "resident: " + vocabulary.words();
+    if (costs.none >= costs.head) text += ", which takes no less of the device than keeping it";
+  }
+  say(text + why);
 }
 
 }  // namespace detail
@@ -67,28 +83,28 @@ inline void say_resident(const ResidentChoice& choice, const Vocabulary& vocabul
                                                     std::optional<std::uint64_t> free_memory) {
   const ResidentChoice all{}, none{false, false};
   const ResidentChoice head{/*embedding=*/vocabulary.tied, /*head=*/true};
-  if (options.resident == "all") return all;
-  const bool automatic = options.resident == "auto";
-  ResidentChoice choice = options.resident == "none" ? none : automatic ? all : head;
+  const detail::ResidentCosts costs{options, vocabulary, type};
+  ResidentChoice choice = all;
   std::string why;
-  if (automatic && free_memory) {
-    const std::uint64_t largest = summary.largest_block_byte_count;
-    const std::uint64_t blocks =
-        detail::slot_bytes(options, largest, largest_parameter_count(summary), type) +
-        options.device_budget;
-    const std::uint64_t fillable = block_streamer::fillable_memory(*free_memory);
-    const std::uint64_t table = vocabulary.parameters * block_streamer::byte_count_of(type);
-    const auto fits = [&](std::uint64_t resident) { return blocks + resident <= fillable; };
-    const std::uint64_t everything = vocabulary.tied ? table : 2 * table;
-    if (!fits(everything)) choice = !vocabulary.tied && fits(table) ? head : none;
-    why = " (auto: embedding and head take " + readable_bytes(everything) + ", blocks " +
-          readable_bytes(blocks) + ", only " + readable_bytes(fillable) +
-          " of the device may be filled)";
-  }
+  if (options.resident == "none") choice = none;
+  if (options.resident == "head") choice = head;
   if (options.resident == "head" && vocabulary.tied) {
     say("resident: embedding and head, which are one tensor in this model");
   }
-  detail::say_resident(choice, vocabulary, why);
+  if (options.resident == "auto" && free_memory) {
+    const std::uint64_t item = block_streamer::byte_count_of(type);
+    const std::uint64_t blocks = detail::slot_bytes(std::uint64_t{options.prefetch_ahead} + 1,
+                                                    summary.largest_block_byte_count,
+                                                    largest_parameter_count(summary) * item) +
+                                 options.device_budget;
+    const std::uint64_t fillable = block_streamer::fillable_memory(*free_memory);
+    const auto fits = [&](std::uint64_t resident) { return blocks + resident <= fillable; };
+    if (!fits(costs.all)) choice = fits(costs.head) || costs.none >= costs.head ? head : none;
+    why = " (auto: embedding and head take " + readable_bytes(costs.all) + ", blocks " +
+          readable_bytes(blocks) + ", only " + readable_bytes(fillable) +
+          " of the device may be filled)";
+  }
+  detail::say_resident(choice, vocabulary, costs, why);
   return choice;
 }
 

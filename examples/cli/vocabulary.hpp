@@ -28,6 +28,7 @@ struct Vocabulary {
         block_streamer::slice_rows(shape[0], shape[1], block_streamer::default_slice_elements);
     slice_count = slices.size();
     slice_bytes = head_bytes / shape[0] * slices.front().count;
+    slice_parameters = shape[1] * slices.front().count;
   }
 
   /// @brief What happens if neither stays.
@@ -43,6 +44,7 @@ struct Vocabulary {
   std::uint64_t parameters = 0;   ///< of either
   std::uint64_t slice_count = 0;
   std::uint64_t slice_bytes = 0;  ///< of the largest slice, as stored
+  std::uint64_t slice_parameters = 0;
 };
 
 [[nodiscard]] inline std::uint64_t largest_parameter_count(
