@@ -26,6 +26,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   checkpoint/peft_config.hpp
   checkpoint/range_summer.hpp
   checkpoint/rope_config.hpp
+  checkpoint/row_slices.hpp
   checkpoint/safetensors_header.hpp
   checkpoint/safetensors_parser.hpp
   checkpoint/safetensors_writer.hpp
@@ -125,6 +126,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   trace/residency_history.hpp
   trace/residency_observer.hpp
   trace/residency_transition.hpp
+  trace/row_reads.hpp
   trace/statistics.hpp
   trace/trace_sink.hpp)
 set(BLOCK_STREAMER_IO_HEADERS
@@ -214,6 +216,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block/mutation_guard.hpp
   block/projection.hpp
   block/resident_forward.hpp
+  block/stored_rows.hpp
   block/stream_bridge.hpp
   block/streamable_block.hpp
   block/tensor_bridge.hpp
@@ -252,6 +255,8 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   models/non_finite.hpp
   models/qwen3.hpp
   models/resident_weights.hpp
+  models/stored_embedding.hpp
+  models/stream_head.hpp
   optim/adamw.hpp
   optim/adamw_kernel.hpp
   optim/adamw_state.hpp
@@ -264,6 +269,9 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   train/backward_pass.hpp
   train/forward_pass.hpp
   train/rng_replay.hpp
+  train/sliced_linear.hpp
+  train/sliced_matrix.hpp
+  train/streamed_matrix.hpp
   train/streamed_node.hpp
   train/streamed_run.hpp
   train/token_loss.hpp)

@@ -119,7 +119,7 @@ class FinetuneRun {
     block_streamer::TrainingLoop loop{loaded_.model(), loaded_.streamer()};
     Progress progress{"step", steps_};
     const auto begin = Clock::now();
-    const block_streamer::Statistics before = loaded_.streamer().statistics();
+    const block_streamer::Statistics before = loaded_.statistics();
     while (report_.steps < steps_ && !report_.interrupted) {
       const auto done = loop.step(data_.rows(), order_.take(rows_a_step_), job_.options.batch,
                                   job_.options.learning_rate, [] { return interrupted(); });
@@ -129,7 +129,7 @@ class FinetuneRun {
       }
       ++report_.steps;
       report_.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-      const block_streamer::Statistics now = loaded_.streamer().statistics();
+      const block_streamer::Statistics now = loaded_.statistics();
       report_.bytes_needed = now.bytes_needed - before.bytes_needed;
       report_.bytes_read = now.bytes_read - before.bytes_read;
       report_.tokens += done->tokens;

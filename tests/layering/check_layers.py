@@ -22,8 +22,8 @@ RANKS = {
     "pipeline": 4,
     "simulation": 5, "testing": 5,
     "block": 6,
-    "layers": 7, "optim": 7, "lora": 7,
-    "models": 8, "train": 8,
+    "layers": 7, "optim": 7, "lora": 7, "train": 7,
+    "models": 8,
     "generate": 10, "finetune": 10, "planner": 10,
 }  # fmt: skip
 TOP_RANKS = {"streamer.hpp": 9, "block_streamer.hpp": 11}
