@@ -36,6 +36,11 @@ using PlainMath = at::AutoDispatchBelowADInplaceOrView;
   return at::empty(x.sizes(), x.options().dtype(dtype)).copy_(x);
 }
 
+/// @brief x in another shape: a view if it is dense, in one operation instead of two.
+[[nodiscard]] inline at::Tensor reshaped(const at::Tensor& x, at::IntArrayRef sizes) {
+  return x.is_contiguous() ? x.view(sizes) : x.reshape(sizes);
+}
+
 /// @brief A part of the graph whose gradients are written out by hand. A chain of single operations
 /// gives the same sums, but on the host its bookkeeping costs more than a block's kernels do on the
 /// device, and that is what a step waits for.

@@ -28,7 +28,7 @@ struct LinearMap {
 
 /// x: (…, n) as (N, n).
 [[nodiscard]] inline at::Tensor as_rows(const at::Tensor& x) {
-  return x.dim() == 2 ? x : x.reshape({-1, x.size(-1)});
+  return x.dim() == 2 ? x : reshaped(x, {-1, x.size(-1)});
 }
 
 /// x as rows, also in the type that low-rank terms compute in: cast once for all of them.
@@ -95,7 +95,7 @@ class ProjectionNode final : public GradientNode {
     if (wants(0)) {
       at::Tensor& sum = of_input.through_weights;
       if (of_input.through_terms.defined()) sum.add_(of_input.through_terms);
-      result[0] = sum.view(x.sizes());
+      result[0] = x.dim() == 2 ? sum : sum.view(x.sizes());
     }
     return result;
   }

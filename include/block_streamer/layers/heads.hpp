@@ -36,7 +36,7 @@ class SplitHeadsNode final : public GradientNode {
   Tensors pull(const Tensors& gradients, const Tensors&) override {
     at::Tensor gradient = swapped(gradients[0]);  // (B,T,N,D)
     if (rotary_) gradient = rotate_back_half_split(gradient, *rotary_);
-    return {gradient.reshape(sizes_)};
+    return {reshaped(gradient, sizes_)};
   }
 
   std::vector<std::int64_t> sizes_;
@@ -52,7 +52,7 @@ class MergeHeadsNode final : public GradientNode {
 
  private:
   Tensors pull(const Tensors& gradients, const Tensors&) override {
-    return {swapped(gradients[0].reshape(split_))};
+    return {swapped(reshaped(gradients[0], split_))};
   }
 
   std::vector<std::int64_t> split_;  ///< (B,T,N,D)
@@ -68,7 +68,9 @@ class MergeHeadsNode final : public GradientNode {
   at::Tensor output;
   {
     const detail::PlainMath plain;
-    output = x.dim() == 4 ? x : x.view({batch, x.size(0) / batch, -1, head_dim});  // (B,T,N,D)
+    output = x.dim() == 4
+                 ? x
+                 : detail::reshaped(x, {batch, x.size(0) / batch, -1, head_dim});  // (B,T,N,D)
     if (rotary != nullptr) output = rotate_half_split(output, *rotary);
     output = detail::swapped(output);  // (B,N,T,D)
   }
@@ -83,7 +85,7 @@ class MergeHeadsNode final : public GradientNode {
   at::Tensor output;
   {
     const detail::PlainMath plain;
-    output = detail::swapped(x).reshape({x.size(0) * x.size(2), x.size(1) * x.size(3)});
+    output = detail::reshaped(detail::swapped(x), {x.size(0) * x.size(2), x.size(1) * x.size(3)});
   }
   if (detail::is_recorded({&x, 1}))
     detail::append_output(output, detail::make_node<detail::MergeHeadsNode>(x));
