@@ -212,9 +212,11 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block/any_block.hpp
   block/bound_blocks.hpp
   block/dtype_finisher.hpp
+  block/gradient_node.hpp
   block/load_tensor.hpp
   block/mutation_guard.hpp
   block/projection.hpp
+  block/projection_node.hpp
   block/resident_forward.hpp
   block/stored_rows.hpp
   block/stream_bridge.hpp
@@ -235,13 +237,12 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   generate/stop_text.hpp
   generate/text_generator.hpp
   layers/attention.hpp
+  layers/heads.hpp
   layers/kv_cache.hpp
-  layers/linear.hpp
   layers/rms_norm.hpp
   layers/rotary.hpp
   layers/swiglu.hpp
   lora/lora_adapter.hpp
-  lora/lora_node.hpp
   lora/lora_projection.hpp
   lora/options.hpp
   lora/peft_files.hpp
