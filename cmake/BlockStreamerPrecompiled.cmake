@@ -1,6 +1,7 @@
-# One precompiled header for every LibTorch unit of the tests and the program. Its headers cost 15-20 s a unit otherwise.
-# block_streamer_use_torch(target) links LibTorch's level and uses it; warnings and sanitizers must be the same for all users.
-option(BLOCK_STREAMER_PRECOMPILE "precompile LibTorch's headers for tests and examples" ON)
+# Precompiled headers: one for every LibTorch unit of the tests and the program (its headers cost 15-20 s a unit otherwise), and
+# one each for the tests of core and io (BlockStreamerTest.cmake). Warnings and sanitizers must be the same for all users.
+# block_streamer_use_torch(target) links LibTorch's level and uses its header.
+option(BLOCK_STREAMER_PRECOMPILE "precompile common headers for tests and examples" ON)
 
 # GCC refuses a precompiled header whose flags differ in anything that a macro shows, -Wpedantic included.
 function(_block_streamer_pch_options target)
@@ -8,20 +9,27 @@ function(_block_streamer_pch_options target)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # ccache can store a unit that uses a precompiled header only with this.
     target_compile_options(${target} PRIVATE -fpch-preprocess)
+  else()
+    target_compile_options(${target} PRIVATE "SHELL:-Xclang -fno-pch-timestamp")
   endif()
 endfunction()
 
-if(BLOCK_STREAMER_PRECOMPILE)
+# A target that others take their precompiled header from.
+function(_block_streamer_add_pch name)
   set(pch_unit ${CMAKE_BINARY_DIR}/precompiled/precompiled.cpp)
-  file(CONFIGURE OUTPUT ${pch_unit} CONTENT "// Holds the precompiled header that the LibTorch units share.\n")
-  add_library(block_streamer_torch_pch OBJECT EXCLUDE_FROM_ALL ${pch_unit})
-  target_link_libraries(block_streamer_torch_pch PRIVATE block_streamer::block_streamer)
-  target_precompile_headers(block_streamer_torch_pch PRIVATE
+  file(CONFIGURE OUTPUT ${pch_unit} CONTENT "// Holds a precompiled header that other units share.\n")
+  add_library(${name} OBJECT EXCLUDE_FROM_ALL ${pch_unit})
+  target_precompile_headers(${name} PRIVATE ${ARGN})
+  _block_streamer_pch_options(${name})
+endfunction()
+
+if(BLOCK_STREAMER_PRECOMPILE AND BLOCK_STREAMER_WITH_TORCH)
+  _block_streamer_add_pch(block_streamer_torch_pch
     <filesystem> <functional> <memory> <mutex> <optional> <span> <string> <utility> <vector>
     <ATen/core/Tensor.h> <ATen/TensorOperators.h> <ATen/TensorIndexing.h> <torch/csrc/autograd/custom_function.h>)
-  _block_streamer_pch_options(block_streamer_torch_pch)
+  target_link_libraries(block_streamer_torch_pch PRIVATE block_streamer::block_streamer)
   if(BLOCK_STREAMER_SANITIZE)
-    target_compile_options(block_streamer_torch_pch PRIVATE -fsanitize=${BLOCK_STREAMER_SANITIZE} -fno-omit-frame-pointer -g)
+    target_compile_options(block_streamer_torch_pch PRIVATE -fsanitize=${BLOCK_STREAMER_SANITIZE} -fno-omit-frame-pointer)
   endif()
   if(PROJECT_IS_TOP_LEVEL)
     set_property(TARGET block_streamer_torch_pch PROPERTY JOB_POOL_COMPILE torch_jobs)

@@ -26,6 +26,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   checkpoint/peft_config.hpp
   checkpoint/range_summer.hpp
   checkpoint/rope_config.hpp
+  checkpoint/row_slices.hpp
   checkpoint/safetensors_header.hpp
   checkpoint/safetensors_parser.hpp
   checkpoint/safetensors_writer.hpp
@@ -126,6 +127,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   trace/residency_history.hpp
   trace/residency_observer.hpp
   trace/residency_transition.hpp
+  trace/row_reads.hpp
   trace/statistics.hpp
   trace/trace_sink.hpp)
 set(BLOCK_STREAMER_IO_HEADERS
@@ -211,10 +213,13 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block/any_block.hpp
   block/bound_blocks.hpp
   block/dtype_finisher.hpp
+  block/gradient_node.hpp
   block/load_tensor.hpp
   block/mutation_guard.hpp
   block/projection.hpp
+  block/projection_node.hpp
   block/resident_forward.hpp
+  block/stored_rows.hpp
   block/stream_bridge.hpp
   block/streamable_block.hpp
   block/tensor_bridge.hpp
@@ -240,13 +245,12 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   generate/stop_text.hpp
   generate/text_generator.hpp
   layers/attention.hpp
+  layers/heads.hpp
   layers/kv_cache.hpp
-  layers/linear.hpp
   layers/rms_norm.hpp
   layers/rotary.hpp
   layers/swiglu.hpp
   lora/lora_adapter.hpp
-  lora/lora_node.hpp
   lora/lora_projection.hpp
   lora/merge.hpp
   lora/module_patterns.hpp
@@ -262,6 +266,8 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   models/non_finite.hpp
   models/qwen3.hpp
   models/resident_weights.hpp
+  models/stored_embedding.hpp
+  models/stream_head.hpp
   optim/adamw.hpp
   optim/adamw_kernel.hpp
   optim/adamw_state.hpp
@@ -275,6 +281,9 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   train/chunked_loss.hpp
   train/forward_pass.hpp
   train/rng_replay.hpp
+  train/sliced_linear.hpp
+  train/sliced_matrix.hpp
+  train/streamed_matrix.hpp
   train/streamed_node.hpp
   train/streamed_run.hpp
   train/token_loss.hpp)

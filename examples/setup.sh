@@ -23,14 +23,15 @@ setup_fail() {
 
 # --- Debian packages -------------------------------------------------------------------------------
 
-setup_packages_of() { # base | full
+setup_packages_of() { # base | tests | full
   local id version boost=libboost-dev
   id=$(. /etc/os-release && echo "${ID:-}") version=$(. /etc/os-release && echo "${VERSION_ID:-0}")
   # Debian 12's default Boost is older than the 1.81 that is needed.
   [ "$id" = debian ] && [ "${version%%.*}" -le 12 ] && boost=libboost1.81-dev
   echo git g++ cmake ninja-build ccache pkg-config python3-venv "$boost" nlohmann-json3-dev libpcre2-dev \
     libutf8proc-dev libcli11-dev catch2 liburing-dev
-  if [ "$1" = full ]; then echo clang clang-format clang-tidy; fi
+  if [ "$1" != base ]; then echo clang libclang-rt-dev; fi
+  if [ "$1" = full ]; then echo clang-format clang-tidy; fi
 }
 
 setup_packages_missing() {
@@ -40,7 +41,7 @@ setup_packages_missing() {
   done
 }
 
-setup_packages() { # base | full
+setup_packages() { # base | tests | full
   if ! command -v dpkg-query >/dev/null; then
     setup_say "not a Debian system: these packages' equivalents are needed: $(setup_packages_of "$1" | xargs)"
     return
@@ -71,7 +72,7 @@ setup_space() { # path, MiB, what for
 }
 
 # Says once, before anything is fetched, what will be.
-setup_announce() { # base | full
+setup_announce() { # base | tests | full
   local packages python=""
   packages=$(command -v dpkg-query >/dev/null && setup_packages_missing "$1" | xargs || true)
   [ -n "$(setup_given_torch)" ] || [ -e "$SETUP_VENV/bin/python" ] || python="$SETUP_TORCH and its CUDA libraries (3 GB, into .venv)"

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds and runs the tests; sets up what they need first (examples/setup.sh).
 #
-#   tests/run.sh           release tests, torch-free ranks under sanitizers, consumers, layering
+#   tests/run.sh           release tests (g++), torch-free ranks under sanitizers (clang), consumers, layering
 #   tests/run.sh --quick   the release tests alone
 #   tests/run.sh --full    also clang, clang-tidy, every header alone, clang-format
 #
@@ -58,7 +58,8 @@ format_check() {
 }
 
 main() {
-  local group=base
+  local group=tests
+  [ "$mode" = quick ] && group=base
   [ "$mode" = full ] && group=full
   setup_announce "$group"
   setup_packages "$group"

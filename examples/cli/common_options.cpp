@@ -93,6 +93,15 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
       ->type_name("TYPE")
       ->group(group)
       ->capture_default_str();
+  app.add_option(
+         "--resident", options.resident,
+         "what stays on the device besides blocks: all (embedding and head), head (rows of "
+         "the embedding are read from the file), none (the head is streamed too), auto: all "
+         "if that fits beside the slots, else head, else none")
+      ->check(CLI::IsMember({"auto", "all", "head", "none"}))
+      ->type_name("WHAT")
+      ->group(group)
+      ->capture_default_str();
   app.add_flag("--verify-reads", options.verify_reads,
                "compare what is read with the model's checksums (see convert and checksum)")
       ->group(group);

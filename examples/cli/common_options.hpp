@@ -19,6 +19,7 @@ struct CommonOptions {
   std::uint64_t device_budget = 0;          ///< bytes
   std::optional<std::uint64_t> ram_budget;  ///< bytes; nullopt: what is available
   std::string dtype = "auto";
+  std::string resident = "auto";
   bool verify_reads = false;
   std::filesystem::path trace;  ///< empty: none
   std::filesystem::path stats;  ///< empty: none

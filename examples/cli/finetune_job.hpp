@@ -150,7 +150,7 @@ class FinetuneRun {
     loop.set_steps(position_.step);
     order_.seek(position_.step * rows_a_step_);
     Progress progress{"step", steps_};
-    const block_streamer::Statistics before = loaded_.streamer().statistics();
+    const block_streamer::Statistics before = loaded_.statistics();
     while (position_.step < steps_ && !interrupted()) {
       const auto begin = Clock::now();
       const std::uint64_t number = position_.step + 1;
@@ -180,7 +180,7 @@ class FinetuneRun {
     ++report_.steps;
     report_.seconds += seconds;
     report_.tokens += done.tokens;
-    const block_streamer::Statistics now = loaded_.streamer().statistics();
+    const block_streamer::Statistics now = loaded_.statistics();
     report_.bytes_needed = now.bytes_needed - before.bytes_needed;
     report_.bytes_read = now.bytes_read - before.bytes_read;
     if (done.not_finite.empty()) {

@@ -4,6 +4,7 @@
 #include "console.hpp"
 #include "model_files.hpp"
 #include "verify_weights.hpp"
+#include "vocabulary.hpp"
 
 #include <block_streamer/architecture/model_layout.hpp>
 #include <block_streamer/architecture/model_summary.hpp>
@@ -57,6 +58,19 @@ struct Inspection {
   bs::ModelSummary summary;
 };
 
+/// Bytes that stay with each value of --resident, as stored.
+struct ResidentBytes {
+  explicit ResidentBytes(const Inspection& seen)
+      : vocabulary{seen.layout, seen.checkpoint},
+        all{seen.summary.resident.byte_count},
+        head{all - (vocabulary.tied ? 0 : vocabulary.embedding_bytes)},
+        none{head - vocabulary.head_bytes} {}
+  Vocabulary vocabulary;
+  std::uint64_t all;
+  std::uint64_t head;
+  std::uint64_t none;
+};
+
 nlohmann::ordered_json json_of(const bs::TensorTotals& totals) {
   return {{"tensors", totals.tensor_count},
           {"parameters", totals.parameter_count},
@@ -94,6 +108,10 @@ nlohmann::ordered_json json_of(const Inspection& seen, const std::optional<Weigh
     out["blocks"].push_back(std::move(block));
   }
   out["resident_tensors"] = seen.layout.resident;
+  const ResidentBytes resident{seen};
+  out["resident_with"] = {{"all", resident.all}, {"head", resident.head}, {"none", resident.none}};
+  out["head_slices"] = {{"count", resident.vocabulary.slice_count},
+                        {"bytes", resident.vocabulary.slice_bytes}};
   out["tied_head"] = summary.tied;
   out["vocabulary"] = seen.config.vocabulary_size;
   out["positions"] = seen.config.max_position;
@@ -129,12 +147,14 @@ void print_blocks(const Inspection& seen) {
   }
 }
 
-std::uint64_t largest_parameters(const bs::ModelSummary& summary) {
-  std::uint64_t largest = 0;
-  for (const bs::TensorTotals& block : summary.blocks) {
-    largest = std::max(largest, block.parameter_count);
+void print_resident_choices(const Inspection& seen) {
+  const ResidentBytes bytes{seen};
+  if (!bytes.vocabulary.tied) {
+    std::cout << "  --resident head keeps " << readable_bytes(bytes.head)
+              << ": rows of the embedding are read from its file\n";
   }
-  return largest;
+  std::cout << "  --resident none keeps " << readable_bytes(bytes.none) << ": "
+            << bytes.vocabulary.words() << '\n';
 }
 
 void print(const Inspection& seen) {
@@ -150,6 +170,7 @@ void print(const Inspection& seen) {
     std::cout << "  " << name << " " << bs::to_string(spec.shape) << " " << bs::name_of(spec.dtype)
               << (summary.tied && name == seen.layout.embedding ? ", also the head" : "") << '\n';
   }
+  print_resident_choices(seen);
   if (summary.ignored.tensor_count != 0) print_totals("ignored   ", summary.ignored, "");
   for (const auto& [name, totals] : summary.by_dtype) {
     print_totals("stored as " + name + ": ", totals, "");
@@ -157,7 +178,7 @@ void print(const Inspection& seen) {
   std::cout
       << "two blocks take " << readable_bytes(2 * summary.largest_block_byte_count)
       << " (--prefetch-ahead 1, in the stored type); conversion at each visit takes one more, "
-      << readable_bytes(4 * largest_parameters(summary)) << " for fp32\n";
+      << readable_bytes(4 * largest_parameter_count(summary)) << " for fp32\n";
 }
 
 void print(const WeightCheck& check) {

@@ -5,12 +5,16 @@
 #include "common_options.hpp"
 #include "compute_type.hpp"
 #include "console.hpp"
+#include "resident_choice.hpp"
 #include "storage_choice.hpp"
 #include "verified_reads.hpp"
+#include "vocabulary.hpp"
+#include "vocabulary_report.hpp"
 
 #include <block_streamer/architecture/model_summary.hpp>
 #include <block_streamer/lora/peft_loading.hpp>
 #include <block_streamer/models/decoder_model.hpp>
+#include <block_streamer/models/stream_head.hpp>
 #include <block_streamer/optim/external_optimizer.hpp>
 #include <block_streamer/storage/any_storage.hpp>
 #include <block_streamer/streamer.hpp>
@@ -35,14 +39,26 @@ class LoadedModel {
   /// @param trace  outlives it.
   LoadedModel(Backend backend, at::Device device, const CommonOptions& options,
               block_streamer::TraceSinkRef trace)
-      : LoadedModel{std::move(backend), device, options, trace,
-                    Plan{block_streamer::Checkpoint::open(options.model), device, options}} {}
+      : LoadedModel{backend, device, options, trace,
+                    Plan{block_streamer::Checkpoint::open(options.model), device, options,
+                         free_device_memory(backend)}} {}
 
   [[nodiscard]] const block_streamer::models::DecoderModel& model() const noexcept {
     return model_;
   }
   [[nodiscard]] Streamer& streamer() noexcept { return streamer_; }
   [[nodiscard]] const Streamer& streamer() const noexcept { return streamer_; }
+
+  /// @brief What streaming has cost so far: blocks and, if it is streamed, the head.
+  [[nodiscard]] block_streamer::Statistics statistics() const {
+    return with_head(streamer_.statistics(), model_.head_statistics());
+  }
+  [[nodiscard]] VocabularyReport vocabulary() const {
+    VocabularyReport report;
+    if (!model_.head_is_resident()) report.head = model_.head_statistics();
+    if (!model_.embedding_is_resident()) report.embedding = model_.embedding_reads();
+    return report;
+  }
 
   /// @brief What an adapter can be made or loaded for.
   [[nodiscard]] std::vector<block_streamer::LoraBlock> lora_blocks() const {
@@ -69,25 +85,35 @@ class LoadedModel {
  private:
   /// What is decided before anything large is read.
   struct Plan {
-    Plan(block_streamer::Checkpoint opened, at::Device device, const CommonOptions& options)
+    Plan(block_streamer::Checkpoint opened, at::Device device, const CommonOptions& options,
+         std::optional<std::uint64_t> free_memory)
         : checkpoint{std::move(opened)} {
       std::vector<std::string> ignored;  // the model reads it again and keeps them
       const auto config = block_streamer::read_model_config(checkpoint.folder(), ignored);
-      const auto summary =
-          block_streamer::summarize(block_streamer::describe_model(config, checkpoint), checkpoint);
+      const auto layout = block_streamer::describe_model(config, checkpoint);
+      const auto summary = block_streamer::summarize(layout, checkpoint);
       type = choose_compute_type(options.dtype, config, checkpoint, device);
-      storage = choose_storage(options.storage, options.ram_budget, summary, type);
+      resident =
+          choose_resident(options, Vocabulary{layout, checkpoint}, summary, type, free_memory);
+      storage = choose_storage(options.storage, options.ram_budget,
+                               summary_with(summary, resident, layout, checkpoint), type);
     }
     block_streamer::Checkpoint checkpoint;
     block_streamer::DType type;
+    ResidentChoice resident;
     StorageChoice storage;
   };
 
   LoadedModel(Backend backend, at::Device device, const CommonOptions& options,
               block_streamer::TraceSinkRef trace, Plan plan)
-      : model_{plan.checkpoint, {plan.type, device}},
-        streamer_{model_.blocks(), open_storage(plan, options, model_), std::move(backend),
+      : model_{plan.checkpoint,
+               {.dtype = plan.type,
+                .device = device,
+                .embedding_resident = plan.resident.embedding,
+                .head_resident = plan.resident.head}},
+        streamer_{model_.blocks(), open_storage(plan, options, model_), backend,
                   streamer_options(options, plan.type, trace)} {
+    if (!model_.head_is_resident()) stream_head(plan, options, std::move(backend));
     say_what_is_in_memory(plan.storage, streamer_.shape(), streamer_.block_count());
     for (const std::string& warning : plan.checkpoint.warnings()) say("warning: " + warning);
     for (const std::string& warning : model_.warnings()) say("warning: " + warning);
@@ -104,6 +130,18 @@ class LoadedModel {
     if (options.verify_reads) storage = verified_storage(std::move(storage), model);
     if (!tiered) return storage;
     return block_streamer::TieredStorage::within(std::move(storage), plan.storage.ram_budget);
+  }
+
+  /// The slices wait where the blocks do; where only some of those are in memory, the slices are
+  /// not among them.
+  void stream_head(const Plan& plan, const CommonOptions& options, Backend backend) {
+    const bool tiered = plan.storage.tier == "tiered";
+    block_streamer::PipelineOptions pipeline;
+    pipeline.prefetch_ahead = options.prefetch_ahead;
+    block_streamer::models::stream_head(
+        model_,
+        make_storage(tiered ? "io_uring" : plan.storage.tier, model_.head_map(), plan.type, "head"),
+        std::move(backend), pipeline);
   }
 
   static block_streamer::StreamerOptions streamer_options(const CommonOptions& options,

@@ -3,6 +3,7 @@
 
 #include "common_options.hpp"
 #include "jobs.hpp"
+#include "vocabulary_report.hpp"
 
 #include <block_streamer/trace/statistics.hpp>
 
@@ -30,8 +31,9 @@ class ModelRunner {
   [[nodiscard]] virtual FinetuneReport finetune(const FinetuneJob& job) = 0;
   [[nodiscard]] virtual EvaluateReport evaluate(const EvaluateJob& job) = 0;
 
-  /// @brief What streaming has cost so far.
+  /// @brief What streaming has cost so far, a streamed head included.
   [[nodiscard]] virtual block_streamer::Statistics statistics() const = 0;
+  [[nodiscard]] virtual VocabularyReport vocabulary() const = 0;
   /// @brief Writes the timeline, if --trace asked for one.
   virtual void write_trace() = 0;
 };

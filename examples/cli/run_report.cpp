@@ -20,11 +20,22 @@ namespace {
   return seconds > 0 ? static_cast<double>(count) / seconds : 0;
 }
 
-[[nodiscard]] std::string statistics_json(const bs::Statistics& statistics,
-                                          const RunTotals& totals) {
+[[nodiscard]] nlohmann::ordered_json json_of(const bs::Statistics& statistics) {
   nlohmann::ordered_json out;
   bs::for_each_statistic(
       statistics, [&](std::string_view name, auto value) { out[std::string{name}] = value; });
+  return out;
+}
+
+[[nodiscard]] std::string statistics_json(const bs::Statistics& statistics,
+                                          const VocabularyReport& vocabulary,
+                                          const RunTotals& totals) {
+  nlohmann::ordered_json out = json_of(statistics);
+  if (vocabulary.head) out["head"] = json_of(*vocabulary.head);
+  if (vocabulary.embedding) {
+    out["embedding"] = {{"rows_read", vocabulary.embedding->rows},
+                        {"bytes_read", vocabulary.embedding->bytes}};
+  }
   out["seconds"] = totals.seconds;
   out["tokens"] = totals.tokens;
   if (totals.steps != 0) out["steps"] = totals.steps;
@@ -63,7 +74,8 @@ void require_writable(const CommonOptions& options) {
 
 void write_reports(const CommonOptions& options, ModelRunner& runner, const RunTotals& totals) {
   if (!options.stats.empty()) {
-    bs::atomic_replace(options.stats, statistics_json(runner.statistics(), totals));
+    bs::atomic_replace(options.stats,
+                       statistics_json(runner.statistics(), runner.vocabulary(), totals));
   }
   runner.write_trace();
 }

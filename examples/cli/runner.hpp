@@ -43,8 +43,9 @@ class Runner final : public ModelRunner {
     return translated([&] { return run_evaluate(loaded_, job); });
   }
   [[nodiscard]] block_streamer::Statistics statistics() const override {
-    return loaded_.streamer().statistics();
+    return loaded_.statistics();
   }
+  [[nodiscard]] VocabularyReport vocabulary() const override { return loaded_.vocabulary(); }
   void write_trace() override {
     if (trace_path_.empty()) return;
     loaded_.streamer().drain();

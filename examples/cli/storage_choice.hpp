@@ -143,15 +143,16 @@ inline void expect_budget_holds_a_block(std::uint64_t budget, const std::string&
                   " bytes (" + readable_bytes(smallest) + ") on the device"};
 }
 
-/// @param tier  ram, mmap, file or io_uring.
+/// @param tier  ram, mmap, file or io_uring. @param what  begins a line that says how it reads.
 [[nodiscard]] inline block_streamer::AnyStorage make_storage(const std::string& tier,
                                                              block_streamer::BlockMap map,
-                                                             block_streamer::DType type) {
+                                                             block_streamer::DType type,
+                                                             const std::string& what = "storage") {
   if (tier == "mmap") return block_streamer::MappedStorage{std::move(map)};
   if (tier == "file") return block_streamer::FileStorage{std::move(map)};
   if (tier == "io_uring") {
     block_streamer::UringStorage storage{std::move(map)};
-    say("storage: " + storage.describe());
+    say(what + ": " + storage.describe());
     return block_streamer::AnyStorage{std::move(storage)};
   }
   for (const block_streamer::BlockSource& source : map.blocks()) {

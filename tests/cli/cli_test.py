@@ -201,10 +201,63 @@ class Generate(CliTest):
         self.assertEqual(len(texts), 1)
         self.assertGreater(len(texts.pop()), 5)
 
+    def test_what_stays_resident_changes_no_text(self):
+        ask = ["generate", "--model", self.model, "--device", "cpu", "--dtype", "fp32", "--prompt", "Hello", "--max-new-tokens", 6, "--stop", "\u2603"]
+        text = self.ok(*ask)
+        row = tiny_model.HIDDEN * 2  # bytes, bf16
+        table = tiny_model.VOCABULARY * row
+        for storage in ["ram", "mmap", "file", "io_uring", "tiered"]:
+            for resident in ["all", "head", "none"]:
+                stats = self.folder / "resident.json"
+                code, out, err = run(*ask, "--storage", storage, "--resident", resident, "--stats", stats)
+                self.assertEqual((code, out), (0, text), err)
+                seen = json.loads(stats.read_text())
+                self.assertEqual(seen["visits"], seen["passes"] * (tiny_model.LAYERS + (resident == "none")))
+                if resident != "none":  # the tiny model is tied: its head is its embedding
+                    self.assertNotIn("head", seen)
+                    self.assertNotIn("embedding", seen)
+                    self.assertEqual("one tensor" in err, resident == "head")
+                    continue
+                self.assertRegex(err, r"resident: the final norm; rows of the embedding .*, the head is streamed in 1 slice of ")
+                self.assertEqual(seen["head"]["visits"], seen["passes"])
+                self.assertEqual(seen["head"]["bytes_needed"], table * (2 if storage == "ram" else 1))  # ram holds fp32
+                self.assertGreaterEqual(seen["bytes_needed"], seen["head"]["bytes_needed"])
+                # "Hello" has 4 letters of its own; each pass but the last then reads the row of one token.
+                self.assertEqual(seen["embedding"], {"rows_read": 4 + seen["passes"] - 1, "bytes_read": (4 + seen["passes"] - 1) * row})
+        self.refused(*ask, "--resident", "some", code=2, says="--resident")
+
+    def test_an_untied_head_is_resident_without_the_embedding(self):
+        untied = tiny_model.write_model(self.folder / "untied", tied=False)
+        ask = ["generate", "--model", untied, "--device", "cpu", "--dtype", "fp32", "--prompt", "Hello", "--max-new-tokens", 6, "--stats", self.folder / "untied.json"]
+        text = self.ok(*ask)
+        for resident, told in [("head", "resident: the head; rows of the embedding are read"), ("none", "resident: the final norm; ")]:
+            code, out, err = run(*ask, "--resident", resident)
+            self.assertEqual((code, out), (0, text), err)
+            self.assertIn(told, err)
+            seen = json.loads((self.folder / "untied.json").read_text())
+            self.assertIn("embedding", seen)
+            self.assertEqual("head" in seen, resident == "none")
+        table = tiny_model.VOCABULARY * tiny_model.HIDDEN * 2
+        norm = tiny_model.HIDDEN * 2
+        told = json.loads(self.ok("inspect", "--model", untied, "--json"))
+        self.assertEqual(told["resident_with"], {"all": 2 * table + norm, "head": table + norm, "none": norm})
+        self.assertEqual(told["head_slices"], {"count": 1, "bytes": table})
+        self.assertIn("--resident head keeps", self.ok("inspect", "--model", untied).decode())
+        self.assertNotIn("--resident head keeps", self.ok("inspect", "--model", self.model).decode())
+
+    def test_auto_puts_the_embedding_off_where_it_does_not_fit(self):
+        # No device has so much memory for blocks that stay.
+        ask = ["generate", "--model", self.model, "--device", "cpu", "--prompt", "Hello", "--max-new-tokens", 2, "--storage", "file"]
+        untied = tiny_model.write_model(self.folder / "untied-auto", tied=False)
+        code, out, err = run(*ask[:2], untied, *ask[3:], "--device-budget", "900TiB")
+        self.assertRegex(err, r"resident: the head; .*auto: embedding and head take .* of the device may be filled")
+        code, out, err = run(*ask)
+        self.assertNotIn("resident: ", err)
+
     def test_the_tier_of_another_system_is_refused_by_name(self):
         code, out, err = run("generate", "--model", self.model, "--prompt", "Hello", "--storage", "iocp")
         self.assertNotEqual(code, 0)
-        self.assertEqual(out, "")
+        self.assertEqual(out, b"")
         self.assertRegex(err, r"'iocp'.*Windows.*io_uring")
 
     def test_what_reads_the_files_is_said(self):
@@ -218,7 +271,7 @@ class Generate(CliTest):
         plain = self.generate("--prompt", "Hello", "--max-new-tokens", 5, "--storage", "file")
         block = json.loads(self.ok("inspect", "--model", self.model, "--json"))["blocks"][0]["bytes"]
         for storage in [[], ["--storage", "tiered"]]:  # a budget makes auto tiered
-            for budget, held in [("1GiB", r"(\d+) of \1 blocks"), (str(block + 100), r"1 of \d+ blocks")]:
+            for budget, held in [("1GiB", r"(\d+) of \1 blocks"), (str(block + 2048), r"1 of \d+ blocks")]:
                 code, out, err = run(*args, "--dtype", "fp32", *storage, "--ram-budget", budget)
                 self.assertEqual((code, out), (0, plain), err)
                 self.assertRegex(err, "storage: " + held + " stay in memory")
@@ -448,6 +501,18 @@ class Finetune(CliTest):
         self.assertAlmostEqual(tuned, after, places=3)
         self.refused(*self.base, "--output", self.adapter, code=1, says=["not empty", "--overwrite"])
         self.train(self.adapter, "--steps", 1, "--overwrite")
+
+    def test_what_stays_resident_changes_no_adapter(self):
+        evaluate = ["evaluate", "--model", self.model, "--device", "cpu", "--dtype", "fp32", "--data", self.data, "--seq-len", 40]
+        written = set()
+        losses = set()
+        for resident in ["all", "none"]:
+            output = self.folder / f"resident-{resident}"
+            self.train(output, "--steps", 3, "--rank", 4, "--storage", "file", "--resident", resident)
+            written.add((output / "adapter_model.safetensors").read_bytes())
+            losses.add(self.ok(*evaluate, "--adapter", output, "--resident", resident))
+        self.assertEqual(len(written), 1)
+        self.assertEqual(len(losses), 1)
 
     def test_going_on_with_an_adapter(self):
         form = ["--rank", 4, "--alpha", 8, "--dropout", "0.25", "--targets", "q_proj,down_proj", "--top-fraction", "0.5"]

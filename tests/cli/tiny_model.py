@@ -72,13 +72,14 @@ def write_safetensors(path, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-def write_model(folder, seed=1, poison=None):
+def write_model(folder, seed=1, poison=None, tied=True):
     """A llama with random weights; `poison` names a tensor that gets a NaN."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True)
     rng = random.Random(seed)
     tensors = {}
-    for name, shape in shapes().items():
+    wanted = shapes() if tied else shapes() | {"lm_head.weight": (VOCABULARY, HIDDEN)}
+    for name, shape in wanted.items():
         count = shape[0] * (shape[1] if len(shape) == 2 else 1)
         center = 1.0 if name.endswith("norm.weight") else 0.0
         values = [rng.gauss(center, 0.25) for _ in range(count)]
@@ -90,7 +91,7 @@ def write_model(folder, seed=1, poison=None):
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": INNER,
         "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
         "vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-        "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 0,
+        "hidden_act": "silu", "tie_word_embeddings": tied, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 0,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))

@@ -5,6 +5,7 @@
 #include <block_streamer/generate/text_generator.hpp>
 #include <block_streamer/lora/lora_adapter.hpp>
 #include <block_streamer/models/decoder_model.hpp>
+#include <block_streamer/models/stream_head.hpp>
 #include <block_streamer/storage/file_storage.hpp>
 #include <block_streamer/streamer.hpp>
 
@@ -30,12 +31,19 @@ const std::vector<std::string> all_models{"qwen3_tied", "qwen3_sharded", "llama_
 
 /// A tiny model, streamed from its file with two resident blocks, in fp32.
 struct Tiny {
-  explicit Tiny(const std::string& name)
+  /// @param resident  whether embedding and head are; a head that is not has at least three slices.
+  explicit Tiny(const std::string& name, bool resident = true)
       : model{bs::Checkpoint::open(std::filesystem::path{BLOCK_STREAMER_TEST_FIXTURES} / "models" /
                                    name),
-              {bs::DType::f32}},
+              {.dtype = bs::DType::f32,
+               .embedding_resident = resident,
+               .head_resident = resident,
+               .head_slice_elements = 640}},
         tokenizer{letters()},
         streamer{model.blocks(), bs::FileStorage{model.block_map()}, bs::HostBackend{}, options()} {
+    if (!resident) {
+      bs::models::stream_head(model, bs::FileStorage{model.head_map()}, bs::HostBackend{});
+    }
   }
   static bs::StreamerOptions options() {
     bs::StreamerOptions result;
@@ -111,6 +119,31 @@ TEST_CASE("a batch of prompts of unequal length equals single runs") {
     }
     CHECK(together.passes == 10);
     CHECK(together.new_tokens == 40);
+  }
+}
+
+TEST_CASE("what is not resident of embedding and head changes no token, and is read as needed") {
+  for (const std::string& name : all_models) {
+    INFO(name);
+    Tiny resident{name}, off{name, /*resident=*/false};
+    const bs::GenerationOptions greedy{.max_new_tokens = 10};
+    const bs::GenerationOptions drawn{.max_new_tokens = 10, .sampling = {.temperature = 1.3}};
+    for (const bs::GenerationOptions& options : {greedy, drawn}) {
+      const auto expected = resident.generate(four_prompts, options);
+      const auto report = off.generate(four_prompts, options);
+      for (std::size_t i = 0; i < four_prompts.size(); ++i) {
+        CHECK(report.rows[i].ids == expected.rows[i].ids);
+      }
+    }
+    const std::size_t slices = off.model.head_slices().size();
+    CHECK(slices >= 3);
+    const bs::Statistics head = off.model.head_statistics();
+    CHECK(head.passes == 20);  // one a token: the reading of the prompts makes the first
+    CHECK(head.visits == 20 * slices);
+    CHECK(head.peak_resident_blocks <= 2);
+    // At most a row a letter of the prompts, a padding row, and one a row of a later pass.
+    CHECK(off.model.embedding_reads().rows <= 2 * (44 + 1 + 9 * 4));
+    CHECK(resident.model.head_statistics().visits == 0);
   }
 }
 

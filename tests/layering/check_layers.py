@@ -22,8 +22,8 @@ RANKS = {
     "pipeline": 4,
     "simulation": 5, "testing": 5,
     "block": 6,
-    "layers": 7, "optim": 7, "lora": 7,
-    "models": 8, "train": 8,
+    "layers": 7, "optim": 7, "lora": 7, "train": 7,
+    "models": 8,
     "generate": 10, "finetune": 10, "planner": 10,
 }  # fmt: skip
 TOP_RANKS = {"streamer.hpp": 9, "block_streamer.hpp": 11}
@@ -36,7 +36,7 @@ THIRD_PARTY = [
     (r"(torch/torch\.h|torch/all\.h|torch/script\.h|torch/extension\.h|ATen/ATen\.h)$", r"$^", "is an umbrella: include the narrowest headers"),
     (r"(ATen|c10|torch/csrc/.*)/cuda/", r"block/\w*cuda\w*\.hpp$", "belongs in block/*cuda*.hpp"),
     (r"(cuda|nvrtc|nvToolsExt|nvtx3|driver_types|vector_types)", r"(device/cuda_\w+|block/\w*cuda\w*)\.hpp$", "belongs in device/cuda_*.hpp"),
-    (r"torch/csrc/autograd/", r"train/|lora/lora_node\.hpp", "belongs in train/ or lora/lora_node.hpp: autograd's headers are slow"),
+    (r"torch/csrc/autograd/", r"train/|block/gradient_node\.hpp", "belongs in train/ or block/gradient_node.hpp: autograd's headers are slow"),
     (r"torch/nn", r"block/module_block\.hpp$", "belongs in block/module_block.hpp"),
     (r"(ATen|c10|torch)/", r"(block|layers|optim|lora|models|train|generate|finetune|[a-z_]+\.hpp)", "needs LibTorch: rank 6 and above only"),
     (r"boost/", r"(io|storage)/", "belongs in io/ and storage/"),

@@ -129,12 +129,12 @@ TEST_CASE("angles are formed in float32 and each row has its own positions") {
   const at::Tensor frequencies = bs::rotary_frequencies(6, 1e4);
   const at::Tensor positions = at::tensor({0, 1, 4095, 7, 8, 9}, at::kLong).view({2, 3});
   const bs::RotaryTable table = bs::rotary_table(positions, frequencies, at::kBFloat16);
-  CHECK(table.cos.sizes() == at::IntArrayRef{2, 1, 3, 6});
+  CHECK(table.cos.sizes() == at::IntArrayRef{2, 3, 1, 6});
   CHECK(table.cos.scalar_type() == at::kBFloat16);
   const float angle = 4095.0F * frequencies[1].item<float>();
   const at::Tensor expected = at::full({}, angle).sin().to(at::kBFloat16);
-  CHECK(table.sin[0][0][2][1].item<float>() == -expected.item<float>());
-  CHECK(table.sin[0][0][2][4].item<float>() == expected.item<float>());
+  CHECK(table.sin[0][2][0][1].item<float>() == -expected.item<float>());
+  CHECK(table.sin[0][2][0][4].item<float>() == expected.item<float>());
 }
 
 TEST_CASE("attention equals its definition with grouped heads, masks and a longer past") {

@@ -24,7 +24,7 @@ class World {
         random_{seed},
         machine_{mode, slots, tickets, count_},
         mode_{mode},
-        slots_{slots},
+
         tickets_{tickets} {
     for (const auto& image : support::odd_images(7, 1, seed)) {
       if (mode == bs::FetchMode::staged && seed % 2 == 1 && plans_.size() % 2 == 1) {
@@ -135,7 +135,7 @@ class World {
   support::ResidencyCount count_;
   bs::FetchMachine<> machine_;
   bs::FetchMode mode_;
-  std::uint32_t slots_, tickets_;
+  std::uint32_t tickets_;
   std::vector<bs::ReadPlan> plans_;
   std::deque<InFlight> in_flight_;
   std::map<std::uint32_t, bs::PartId> content_;

@@ -8,6 +8,14 @@
 
 namespace block_streamer::inline v1 {
 
+/// @brief What LoRA adds to x·Wᵀ: scale·dropout(x)·Aᵀ·Bᵀ, computed in the type of A and B.
+struct LowRankTerm {
+  at::Tensor a;        ///< (rank, in), leaf tensor
+  at::Tensor b;        ///< (out, rank), leaf tensor of the same type
+  double scale = 1;    ///< fixed, so that a recompute uses the same
+  double dropout = 0;  ///< probability in [0, 1), active while training
+};
+
 /// @brief What may be woven into a linear map: an adapter that adds to x·Wᵀ. Looked up by the
 /// weight's index in a table that is built at binding, so a visit does no name look-up. LoRA is the
 /// model of it.
@@ -23,6 +31,10 @@ class ProjectionAdapter {
   /// @param training  true in a training forward and its recompute: dropout is active.
   [[nodiscard]] virtual at::Tensor add(const at::Tensor& input, at::Tensor output,
                                        bool training) const = 0;
+  /// @brief Not null if add() gives output plus this term and nothing else: linear maps then
+  /// compute the term and its gradients along with their own, and need not call add().
+  /// **Lifetime.** The adapter's.
+  [[nodiscard]] virtual const LowRankTerm* low_rank() const noexcept { return nullptr; }
 };
 
 /// @brief The tensors of one visit, by the index that the block gave them in weight_specs().

@@ -167,15 +167,15 @@ inline constexpr std::uint64_t bridged_gap = tensor_alignment;
   return segments;
 }
 
-[[nodiscard]] inline BlockSource make_block_source(const Checkpoint& checkpoint,
-                                                   const BlockTensors& block,
+/// @param tensors  in file order. @param prefix_size  of their names, which the layout leaves out.
+[[nodiscard]] inline BlockSource make_block_source(std::span<const StoredTensor* const> tensors,
+                                                   std::size_t prefix_size,
                                                    std::uint32_t read_granularity) {
-  const std::vector<const StoredTensor*> tensors = tensors_in_file_order(checkpoint, block);
   BlockSource source;
   source.extents = make_extents(needed_ranges(tensors), read_granularity);
   BlockImage& image = source.image;
   image.read_granularity = read_granularity;
-  image.layout = lay_out(tensors, block.prefix.size());
+  image.layout = lay_out(tensors, prefix_size);
   image.segments = make_segments(tensors, source.extents, image.layout);
   image.part_begin = {0, static_cast<std::uint32_t>(image.segments.size())};
   if (!source.extents.empty()) {
@@ -201,7 +201,8 @@ inline constexpr std::uint64_t bridged_gap = tensor_alignment;
   std::vector<BlockSource> sources;
   std::vector<std::string> prefixes;
   for (const BlockTensors& block : blocks) {
-    sources.push_back(detail::make_block_source(checkpoint, block, read_granularity));
+    sources.push_back(detail::make_block_source(detail::tensors_in_file_order(checkpoint, block),
+                                                block.prefix.size(), read_granularity));
     prefixes.push_back(block.prefix);
   }
   return {std::move(sources),

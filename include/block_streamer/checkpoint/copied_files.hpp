@@ -55,8 +55,7 @@ namespace block_streamer::inline v1::detail {
 /// config.json of weights that were converted: other programs load them in the type it names.
 [[nodiscard]] inline std::string with_dtype(const std::string& path, const std::string& text,
                                             DType type) {
-  if (!parse_json(text, path).is_object())
-    throw FormatError{path, "not a JSON object"};
+  if (!parse_json(text, path).is_object()) throw FormatError{path, "not a JSON object"};
   nlohmann::ordered_json config = nlohmann::ordered_json::parse(text);  // keeps the order of keys
   for (const char* key : {"torch_dtype", "dtype"}) {
     if (config.contains(key)) config[key] = config_name_of(type);

@@ -68,7 +68,10 @@ void store(std::byte* to, T value) noexcept {
   std::memcpy(to, &value, sizeof value);
 }
 
-[[nodiscard]] inline double load_float(DType type, const std::byte* from) noexcept {
+/// Number: float, or double if either side is f64. A detour through double would make it the
+/// optimiser's choice whether a signalling NaN stays one.
+template <class Number>
+[[nodiscard]] Number load_float(DType type, const std::byte* from) noexcept {
   switch (type) {
     case DType::f16:
       return float_of_f16(load<std::uint16_t>(from));
@@ -77,11 +80,12 @@ void store(std::byte* to, T value) noexcept {
     case DType::f32:
       return load<float>(from);
     default:
-      return load<double>(from);
+      return static_cast<Number>(load<double>(from));
   }
 }
 
-inline void store_float(DType type, double value, std::byte* to) noexcept {
+template <class Number>
+void store_float(DType type, Number value, std::byte* to) noexcept {
   switch (type) {
     case DType::f16:
       return store(to, f16_of_float(static_cast<float>(value)));
@@ -90,7 +94,18 @@ inline void store_float(DType type, double value, std::byte* to) noexcept {
     case DType::f32:
       return store(to, static_cast<float>(value));
     default:
-      return store(to, value);
+      return store(to, static_cast<double>(value));
+  }
+}
+
+template <class Number>
+void convert_each(DType from_type, std::span<const std::byte> from, DType to_type,
+                  std::span<std::byte> to) noexcept {
+  const std::size_t from_size = byte_count_of(from_type);
+  const std::size_t to_size = byte_count_of(to_type);
+  for (std::size_t i = 0; i * from_size < from.size(); ++i) {
+    store_float(to_type, load_float<Number>(from_type, from.data() + i * from_size),
+                to.data() + i * to_size);
   }
 }
 
@@ -113,10 +128,9 @@ inline void convert_floats(DType from_type, std::span<const std::byte> from, DTy
   const std::size_t count = from.size() / from_size;
   expects(from.size() == count * from_size && to.size() == count * to_size,
           "both sides of a conversion hold equally many elements");
-  for (std::size_t i = 0; i < count; ++i) {
-    detail::store_float(to_type, detail::load_float(from_type, from.data() + i * from_size),
-                        to.data() + i * to_size);
-  }
+  const bool wide = from_type == DType::f64 || to_type == DType::f64;
+  if (wide) return detail::convert_each<double>(from_type, from, to_type, to);
+  detail::convert_each<float>(from_type, from, to_type, to);
 }
 
 }  // namespace block_streamer::inline v1

@@ -171,8 +171,8 @@ class CheckedBackend : public detail::NativeStreamOf<B> {
     auto stream = inner_.make_stream();
     return {std::move(stream), Session{*shared_}.add_stream()};
   }
-  template <class Native>
-  requires(borrowed_stream_backend<B>&& std::same_as<Native, typename B::NativeStream>)
+  template <class Native, class Inner = B>  // clang 14 looks into a constraint without parameters
+  requires(borrowed_stream_backend<Inner>&& std::same_as<Native, typename Inner::NativeStream>)
       [[nodiscard]] Stream borrow_stream(Native native) {
     Session session{*shared_};
     for (const auto& [known, actor] : shared_->actors) {

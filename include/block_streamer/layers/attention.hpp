@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/block/projection.hpp>
 #include <block_streamer/block/weights.hpp>
+#include <block_streamer/layers/heads.hpp>
 #include <block_streamer/layers/kv_cache.hpp>
-#include <block_streamer/layers/linear.hpp>
 #include <block_streamer/layers/rms_norm.hpp>
 #include <block_streamer/layers/rotary.hpp>
 
@@ -38,7 +39,7 @@ struct AttentionWeights {
 /// What some consecutive tokens need to know about the others. Built once per pass.
 struct AttentionTokens {
   std::int64_t past = 0;  ///< tokens in the cache before these
-  RotaryTable rotary;     ///< (B or 1, 1, T, D)
+  RotaryTable rotary;     ///< (B or 1, T, 1, D)
   at::Tensor mask;        ///< (B or 1, 1, T, past+T), true: is seen; undefined: see `causal`
   bool causal = false;    ///< without a mask: each token sees itself and those before it
 };
@@ -69,18 +70,6 @@ struct AttentionTokens {
                                           scale);
 }
 
-namespace detail {
-/// (B·T,N·D) → (B,N,T,D), normed over D where the model has such norms.
-[[nodiscard]] inline at::Tensor split_heads(const at::Tensor& x, std::int64_t batch,
-                                            std::int64_t heads, const AttentionShape& shape,
-                                            const Weights& weights,
-                                            std::optional<std::size_t> norm) {
-  at::Tensor split = x.view({batch, -1, heads, shape.head_dim});  // (B,T,N,D)
-  if (norm) split = rms_norm(split, weights[*norm], shape.norm_epsilon);
-  return split.transpose(1, 2);
-}
-}  // namespace detail
-
 /// @brief Self-attention: project, norm the heads where the model does, rotate, append to the
 /// cache, attend, project back. x: (B·T,C), rows of the batch one after another; result alike:
 /// linear maps on rows are one operation each.
@@ -90,22 +79,24 @@ namespace detail {
                                                const AttentionShape& shape, const at::Tensor& x,
                                                std::int64_t batch, const AttentionTokens& tokens,
                                                KvCache* cache, std::size_t layer) {
-  const auto heads_of = [&](const Linear& linear, std::int64_t heads, auto norm) {
-    return detail::split_heads(apply(weights, linear, x), batch, heads, shape, weights, norm);
+  const auto normed = [&](const at::Tensor& rows, auto norm) {
+    if (!norm) return rows;
+    return rms_norm(rows.view({batch, -1, rows.size(1) / shape.head_dim, shape.head_dim}),
+                    weights[*norm], shape.norm_epsilon);  // (B,T,N,D)
   };
-  at::Tensor q = heads_of(which.query, shape.heads, which.query_norm);  // (B,Nq,T,D)
-  at::Tensor k = heads_of(which.key, shape.kv_heads, which.key_norm);   // (B,Nk,T,D)
-  at::Tensor v = heads_of(which.value, shape.kv_heads, std::optional<std::size_t>{});
-  q = rotate_half_split(q, tokens.rotary);
-  k = rotate_half_split(k, tokens.rotary);
+  const auto [queries, keys, values] =
+      project_all<3>(weights, {which.query, which.key, which.value}, x);  // (B·T,N·D) each
+  const at::Tensor q =
+      split_heads(normed(queries, which.query_norm), batch, shape.head_dim, &tokens.rotary);
+  at::Tensor k = split_heads(normed(keys, which.key_norm), batch, shape.head_dim, &tokens.rotary);
+  at::Tensor v = split_heads(values, batch, shape.head_dim, nullptr);  // (B,Nk,T,D)
   if (cache != nullptr) {
     KvCache::Prefix prefix = cache->append(layer, tokens.past, k, v);
     k = std::move(prefix.keys);    // (B,Nk,past+T,D)
     v = std::move(prefix.values);  // alike
   }
-  const at::Tensor attended = attend(q, k, v, tokens);  // (B,Nq,T,D)
-  return apply(weights, which.output,
-               attended.transpose(1, 2).reshape({x.size(0), -1}));  // (B·T,C)
+  const at::Tensor attended = attend(q, k, v, tokens);           // (B,Nq,T,D)
+  return project(weights, which.output, merge_heads(attended));  // (B·T,C)
 }
 
 }  // namespace block_streamer::inline v1

@@ -53,7 +53,7 @@ struct Llama3Scaling {
   return at::where(between, blended, scaled);
 }
 
-/// cos and sin of the angles of some tokens, ready to multiply heads: (B or 1, 1, T, R).
+/// cos and sin of the angles of some tokens, ready to multiply heads: (B or 1, T, 1, R).
 struct RotaryTable {
   at::Tensor cos;
   at::Tensor
@@ -66,15 +66,21 @@ struct RotaryTable {
 [[nodiscard]] inline RotaryTable rotary_table(const at::Tensor& positions,
                                               const at::Tensor& frequencies, at::ScalarType dtype) {
   const at::Tensor half = positions.to(at::kFloat).unsqueeze(-1) * frequencies;  // (B,T,R/2)
-  const at::Tensor angles = at::cat({half, half}, -1).unsqueeze(1);              // (B,1,T,R)
-  const at::Tensor sin = half.sin().unsqueeze(1);                                // (B,1,T,R/2)
+  const at::Tensor angles = at::cat({half, half}, -1).unsqueeze(2);              // (B,T,1,R)
+  const at::Tensor sin = half.sin().unsqueeze(2);                                // (B,T,1,R/2)
   return {angles.cos().to(dtype), at::cat({sin.neg(), sin}, -1).to(dtype)};
 }
 
 /// @brief Turns channel pairs (i, i + R/2) of every head: the half-split layout of Llama's and
-/// Qwen's checkpoints. The arithmetic is in x's type. x: (B,H,T,R); result alike.
+/// Qwen's checkpoints. The arithmetic is in x's type. x: (B,T,H,R); result alike.
 [[nodiscard]] inline at::Tensor rotate_half_split(const at::Tensor& x, const RotaryTable& table) {
-  return x * table.cos + at::roll(x, x.size(-1) / 2, -1) * table.sin;
+  return (x * table.cos).addcmul_(at::roll(x, x.size(-1) / 2, -1), table.sin);
+}
+
+/// @brief Turns them back: the inverse of rotate_half_split, and its gradient.
+[[nodiscard]] inline at::Tensor rotate_back_half_split(const at::Tensor& x,
+                                                       const RotaryTable& table) {
+  return (x * table.cos).addcmul_(at::roll(x, x.size(-1) / 2, -1), table.sin, /*value=*/-1);
 }
 
 }  // namespace block_streamer::inline v1

@@ -31,8 +31,8 @@ class ReplacingFile {
     const std::filesystem::path parent = path_.parent_path();
     folder_ = parent.empty() ? "." : parent;
     for (int attempt = 0; descriptor_ < 0; ++attempt) {
-      temporary_ = folder_ / ("." + path_.filename().string() + ".part" +
-                              std::to_string(::getpid()) + "-" + std::to_string(attempt));
+      const std::string number = std::to_string(::getpid()) + '-' + std::to_string(attempt);
+      temporary_ = folder_ / ('.' + path_.filename().string() + ".part" + number);
       descriptor_ =
           ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode_of(path_));
       if (descriptor_ < 0 && errno != EINTR && (errno != EEXIST || attempt == 1000)) {
