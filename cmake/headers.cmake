@@ -37,6 +37,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   checkpoint/shard_manifest_reader.hpp
   checkpoint/shard_manifest_writer.hpp
   checkpoint/shard_plan.hpp
+  checkpoint/shard_split.hpp
   checkpoint/shard_writer.hpp
   checkpoint/stored_tensor.hpp
   core/block_image.hpp
@@ -227,9 +228,16 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block/weights.hpp
   block_streamer.hpp
   finetune/evaluation.hpp
+  finetune/loss_over_tokens.hpp
+  finetune/loss_plot.hpp
+  finetune/metrics_log.hpp
   finetune/row_batch.hpp
   finetune/row_order.hpp
+  finetune/run_folder.hpp
+  finetune/run_record.hpp
+  finetune/save_schedule.hpp
   finetune/training_loop.hpp
+  finetune/training_state.hpp
   generate/generated_row.hpp
   generate/generation.hpp
   generate/random_stream.hpp
@@ -244,6 +252,8 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   layers/swiglu.hpp
   lora/lora_adapter.hpp
   lora/lora_projection.hpp
+  lora/merge.hpp
+  lora/module_patterns.hpp
   lora/options.hpp
   lora/peft_files.hpp
   lora/peft_loading.hpp
@@ -268,6 +278,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   optim/schedule.hpp
   streamer.hpp
   train/backward_pass.hpp
+  train/chunked_loss.hpp
   train/forward_pass.hpp
   train/rng_replay.hpp
   train/sliced_linear.hpp

@@ -59,17 +59,34 @@ inline void expect_same_places(const FinetuneOptions& options,
                         std::to_string(*layers.begin()) + " on");
     }
   }
-  if (wanted.targets.empty()) return;
+  if (wanted.targets.empty() && !wanted.target_pattern) return;
+  const auto sites = block_streamer::lora_sites(blocks);
   std::set<std::string> named;
-  for (const auto& site :
-       block_streamer::match_targets(block_streamer::lora_sites(blocks), wanted.targets)) {
+  for (const auto& site : wanted.target_pattern
+                              ? block_streamer::match_target_pattern(sites, *wanted.target_pattern)
+                              : block_streamer::match_targets(sites, wanted.targets)) {
     if (layers.contains(site.block)) named.insert(site.module);
   }
   if (named == modules) return;
   std::string given, has;
   for (const std::string& target : wanted.targets) given += (given.empty() ? "" : ",") + target;
   for (const std::string& name : adapter.saved_targets().modules) has += " " + name;
-  refuse_option(options, "--targets " + given, "whose targets are" + has);
+  refuse_option(
+      options,
+      wanted.target_pattern ? "--target-regex " + *wanted.target_pattern : "--targets " + given,
+      "whose targets are" + has);
+}
+
+/// Patterns speak of an adapter that is made; one that is there has its ranks and alphas.
+inline void expect_own_patterns(const FinetuneOptions& options,
+                                const block_streamer::LoraAdapter& adapter) {
+  const AdapterOptions& wanted = options.adapter_options;
+  if (!wanted.rank_pattern.empty())
+    refuse_option(options, "--rank-pattern", "which has ranks already");
+  if (!wanted.alpha_pattern.empty())
+    refuse_option(options, "--alpha-pattern", "which has alphas already");
+  if (wanted.use_rslora && !adapter.options().use_rslora)
+    refuse_option(options, "--rslora", "which is scaled by alpha / rank");
 }
 
 }  // namespace detail
@@ -94,6 +111,7 @@ inline void expect_agreement(const FinetuneOptions& options,
     detail::refuse_option(options, "--alpha " + detail::plain_number(*wanted.alpha),
                           detail::all_of("alpha", alphas));
   }
+  detail::expect_own_patterns(options, adapter);
   const double dropout = adapter.options().dropout;
   if (wanted.dropout && *wanted.dropout != dropout) {
     detail::refuse_option(options, "--dropout " + detail::plain_number(*wanted.dropout),

@@ -18,5 +18,6 @@ void add_tokenize_command(CLI::App& program, Action& action);
 void add_inspect_command(CLI::App& program, Action& action);
 void add_convert_command(CLI::App& program, Action& action);
 void add_checksum_command(CLI::App& program, Action& action);
+void add_merge_command(CLI::App& program, Action& action);
 
 }  // namespace block_streamer_cli

@@ -6,11 +6,15 @@
 #include "run_report.hpp"
 
 #include <block_streamer/core/error.hpp>
+#include <block_streamer/finetune/run_folder.hpp>
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 namespace block_streamer_cli {
 namespace {
@@ -25,21 +29,26 @@ struct Command {
 void prepare_output(const FinetuneOptions& options) {
   namespace fs = std::filesystem;
   std::error_code error;
+  const std::string name = options.output.string();
   if (fs::exists(options.output, error) && !fs::is_directory(options.output, error)) {
-    throw block_streamer::Error{options.output.string() + " is a file; --output names a folder"};
+    throw block_streamer::Error{name + " is a file; --output names a folder"};
   }
-  if (!options.overwrite && fs::exists(options.output, error) &&
-      !fs::is_empty(options.output, error)) {
-    throw block_streamer::Error{options.output.string() +
-                                " is not empty; --overwrite replaces an adapter in it"};
+  const block_streamer::RunFolder folder{options.output};
+  if (!options.overwrite && !folder.is_free()) {
+    if (!options.resume) {
+      throw block_streamer::Error{
+          name + " is not empty; --resume goes on with a run in it, --overwrite begins a new one"};
+    }
+    if (!folder.holds_run()) {
+      throw block_streamer::Error{name + " holds files, but no run to resume (" +
+                                  folder.state().string() +
+                                  " is missing); --overwrite begins a new one"};
+    }
   }
   const bool existed = fs::exists(options.output, error);
   fs::create_directories(options.output, error);
-  if (error) {
-    throw block_streamer::Error{options.output.string() +
-                                ": no folder can be made there: " + error.message()};
-  }
-  if (!existed) fs::remove(options.output, error);  // made again when there is something to save
+  if (error) throw block_streamer::StorageError{name, "no folder can be made there", error};
+  if (!existed) fs::remove(options.output, error);  // made again when the training begins
 }
 
 int run(const Command& command) {
@@ -99,11 +108,67 @@ void add_training_options(CLI::App& app, FinetuneOptions& options) {
       ->check(CLI::PositiveNumber)
       ->group(group)
       ->capture_default_str();
+  const std::map<std::string, block_streamer::ScheduleShape> shapes{
+      {"constant", block_streamer::ScheduleShape::constant},
+      {"linear", block_streamer::ScheduleShape::linear},
+      {"cosine", block_streamer::ScheduleShape::cosine}};
+  app.add_option("--schedule", options.schedule,
+                 "of the learning rate after the warm-up: constant (default), or to 0 at the end")
+      ->transform(CLI::CheckedTransformer(shapes).description(""))
+      ->type_name("constant|linear|cosine")
+      ->group(group);
+  app.add_option("--warmup-steps", options.warmup_steps, "in which the learning rate rises from 0")
+      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 31))
+      ->type_name("N")
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--max-grad-norm", options.max_grad_norm,
+                 "scales a larger gradient down to this (default: never)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("X")
+      ->group(group);
+  app.add_flag("--shuffle,!--no-shuffle", options.shuffle,
+               "another order of rows each epoch, by the seed (default), or the file's")
+      ->group(group);
+  app.add_flag("--skip-non-finite", options.skip_non_finite,
+               "go on after a step whose loss or gradient is not finite, which changes nothing")
+      ->group(group);
   app.add_option("--seed", options.seed, "of the adapter's start, the order of rows and dropout")
       ->check(check_whole_number)
       ->type_name("S")
       ->group(group)
       ->capture_default_str();
+}
+
+/// "NAME=VALUE", the name a regular expression that may hold '=' itself.
+template <class Value>
+void add_pattern(CLI::App& app, const std::string& name, const std::string& description,
+                 std::vector<std::pair<std::string, Value>>& to, const std::string& group) {
+  app.add_option_function<std::vector<std::string>>(
+         name,
+         [&to, name](const std::vector<std::string>& given) {
+           for (const std::string& text : given) {
+             const std::size_t at = text.rfind('=');
+             Value value{};
+             if (at == 0 || at == std::string::npos ||
+                 !CLI::detail::lexical_cast(text.substr(at + 1), value) || !(value > 0)) {
+               throw CLI::ValidationError(name, "'" + text + "' is not NAME=NUMBER, above 0");
+             }
+             to.emplace_back(text.substr(0, at), value);
+           }
+         },
+         description)
+      ->type_name("NAME=X")
+      ->allow_extra_args(false)
+      ->group(group);
+}
+
+void add_pattern_options(CLI::App& app, AdapterOptions& form, const std::string& group) {
+  add_pattern(app, "--rank-pattern",
+              "a rank of its own for maps whose name ends so; may be repeated, the first counts",
+              form.rank_pattern, group);
+  add_pattern(app, "--alpha-pattern", "the same for alpha", form.alpha_pattern, group);
+  app.add_flag("--rslora", form.use_rslora, "the adapter counts alpha / sqrt(rank)")->group(group);
 }
 
 void add_adapter_options(CLI::App& app, FinetuneOptions& options) {
@@ -121,11 +186,19 @@ void add_adapter_options(CLI::App& app, FinetuneOptions& options) {
       ->check(CLI::Range(0.0, 0.999999))
       ->type_name("P")
       ->group(group);
-  app.add_option("--targets", form.targets,
-                 "projections: all-linear, or names such as q_proj,v_proj (default: all-linear)")
-      ->delimiter(',')
-      ->type_name("NAME,…")
+  auto* targets =
+      app.add_option("--targets", form.targets,
+                     "projections: all-linear, or names such as q_proj,v_proj (default: "
+                     "all-linear)")
+          ->delimiter(',')
+          ->type_name("NAME,…")
+          ->group(group);
+  app.add_option("--target-regex", form.target_pattern,
+                 "projections whose whole name this matches, such as .*[.][0-3][.]mlp[.].*")
+      ->excludes(targets)
+      ->type_name("REGEX")
       ->group(group);
+  add_pattern_options(app, form, group);
   app.add_option("--top-fraction", form.top_fraction,
                  "of the layers, counted from the last (default: 1)")
       ->check(check_fraction)
@@ -153,7 +226,13 @@ void add_finetune_command(CLI::App& program, Action& action) {
   app->add_option("--output", options.output, "where the adapter goes")
       ->required()
       ->type_name("DIR");
-  app->add_flag("--overwrite", options.overwrite, "replace an adapter in --output");
+  auto* overwrite = app->add_flag("--overwrite", options.overwrite, "begin anew in --output");
+  app->add_flag("--resume", options.resume, "go on with the run in --output, or begin it")
+      ->excludes(overwrite);
+  app->add_option("--save-every", options.save_every,
+                  "save after every N steps (default: every 10 minutes), and at the end")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 31))
+      ->type_name("N");
   app->add_option("--eval-data", options.eval_data, "print the loss on this before and after")
       ->type_name("FILE");
   add_adapter_options(*app, options);

@@ -4,28 +4,31 @@
 #include "adapter_agreement.hpp"
 #include "console.hpp"
 #include "evaluate_job.hpp"
+#include "finetune_record.hpp"
 #include "interrupt.hpp"
 #include "jobs.hpp"
 #include "loaded_model.hpp"
+#include "run_saving.hpp"
 
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/finetune/row_order.hpp>
 #include <block_streamer/finetune/training_loop.hpp>
-#include <block_streamer/lora/peft_files.hpp>
+#include <block_streamer/optim/schedule.hpp>
 #include <block_streamer/text/text_dataset.hpp>
 
 #include <ATen/Context.h>
-#include <ATen/ops/isfinite.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace block_streamer_cli {
 
-/// @brief One finetune: data, adapter, steps, and the adapter's files at the end.
+/// @brief One finetune: data, adapter, steps, and what is saved of them.
 template <class Backend>
 class FinetuneRun {
  public:
@@ -35,40 +38,45 @@ class FinetuneRun {
         data_{open_rows(job.options.data, job.tokenizer, job.chat_template, job.options.seq_len,
                         loaded.model().config(),
                         /*keep_short_window=*/false)},
-        order_{data_.rows().size(), job.options.seed},
+        order_{data_.rows().size(), job.options.seed,
+               job.options.shuffle ? block_streamer::RowShuffle::by_seed
+                                   : block_streamer::RowShuffle::none},
         rows_a_step_{
             std::min<std::size_t>(job.options.batch * job.options.grad_accum, data_.rows().size())},
-        steps_{job.options.steps.value_or(job.options.epochs.value_or(1) * steps_an_epoch())} {}
+        steps_{job.options.steps.value_or(job.options.epochs.value_or(1) * steps_an_epoch())} {
+    if (job.options.warmup_steps >= steps_ && job.options.warmup_steps > 0) {
+      throw block_streamer::Error{"--warmup-steps " + std::to_string(job.options.warmup_steps) +
+                                  ": the run has only " + counted(steps_, "step")};
+    }
+  }
 
   [[nodiscard]] FinetuneReport run() {
-    at::Generator generator = at::globalContext().defaultGenerator(loaded_.model().device());
-    generator.set_current_seed(job_.options.seed);  // of dropout
     if (loaded_.adapter()) {
       expect_agreement(job_.options, *loaded_.adapter(), loaded_.lora_blocks());
     } else {
       loaded_.attach(new_adapter());
     }
+    RunSaving saving{
+        job_.options, *loaded_.adapter(), loaded_.model().checkpoint().folder().string(),
+        finetune_record(job_.options, loaded_.model(), data_.rows(), *loaded_.adapter(), steps_)};
+    Loop loop{loaded_.model(), loaded_.streamer(), training_options()};
+    if (job_.options.resume) position_ = saving.resume(loop.optimizer());
+    if (position_.step >= steps_) return already_finished(saving);
     say_what_trains();
     say(counted(data_.rows().size(), "row") + ", " + counted(steps_, "step") + " of " +
         counted(rows_a_step_, "row"));
-    evaluate("before");
-    train();
-    if (report_.steps == 0) {
-      say("no step was finished: nothing is saved");
-      return report_;
-    }
-    expect_finite();
-    block_streamer::save_adapter(job_.options.output, *loaded_.adapter(),
-                                 loaded_.model().checkpoint().folder().string());
-    say("adapter saved in " + job_.options.output.string() +
-        (report_.interrupted ? " after step " + std::to_string(report_.steps) : std::string{}));
-    if (!report_.interrupted) evaluate("after");
-    report_.interrupted = interrupted();  // the last evaluation may have been cut short
+    if (job_.options.resume) say_where_it_resumes();
+    if (position_.step == 0) evaluate("before");
+    if (!interrupted()) train(loop, saving);
+    report_.interrupted = interrupted();
+    finish(loop, saving);
     return report_;
   }
 
  private:
   using Clock = std::chrono::steady_clock;
+  using Loop = block_streamer::TrainingLoop<block_streamer::models::DecoderModel,
+                                            typename LoadedModel<Backend>::Streamer>;
 
   [[nodiscard]] std::uint64_t steps_an_epoch() const {
     return (data_.rows().size() + rows_a_step_ - 1) / rows_a_step_;
@@ -80,6 +88,10 @@ class FinetuneRun {
     lora.alpha = wanted.alpha.value_or(lora.alpha);
     lora.dropout = wanted.dropout.value_or(lora.dropout);
     if (!wanted.targets.empty()) lora.targets = wanted.targets;
+    lora.target_pattern = wanted.target_pattern;
+    lora.rank_pattern = wanted.rank_pattern;
+    lora.alpha_pattern = wanted.alpha_pattern;
+    lora.use_rslora = wanted.use_rslora;
     lora.top_fraction = wanted.top_fraction.value_or(lora.top_fraction);
     lora.seed = job_.options.seed;
     return block_streamer::make_lora_adapter(loaded_.lora_blocks(), lora, loaded_.model().device());
@@ -106,40 +118,100 @@ class FinetuneRun {
         " nats per token over " + counted(evaluation.scored, "token"));
   }
 
-  /// A last step may have spoilt the adapter without a loss that shows it.
-  void expect_finite() const {
-    for (const auto& [name, tensor] : loaded_.adapter()->named_parameters()) {
-      if (at::isfinite(tensor).all().template item<bool>()) continue;
-      throw block_streamer::Error{"after step " + std::to_string(report_.steps) + " " + name +
-                                  " is not finite: nothing is saved; try a lower --lr"};
+  [[nodiscard]] block_streamer::TrainingOptions training_options() const {
+    block_streamer::TrainingOptions options{.max_grad_norm = job_.options.max_grad_norm,
+                                            .skip_non_finite = job_.options.skip_non_finite};
+    for (const auto& module : loaded_.adapter()->modules()) {
+      const std::string place =
+          "block " + std::to_string(module.site.block) + " (" + module.site.module + ".lora_";
+      options.labels.insert(options.labels.end(), {place + "A)", place + "B)"});
+    }
+    return options;
+  }
+  void say_where_it_resumes() const {
+    if (position_.step == 0) {
+      say("nothing is saved in " + job_.options.output.string() +
+          " yet: the run starts from the beginning");
+    } else {
+      say("goes on after step " + std::to_string(position_.step));
     }
   }
+  [[nodiscard]] FinetuneReport already_finished(RunSaving& saving) {
+    const bool written = saving.complete();
+    say("the run in " + job_.options.output.string() + " is finished, after step " +
+        std::to_string(position_.step) + (written ? ": wrote the rest of its files" : ""));
+    return report_;
+  }
 
-  void train() {
-    block_streamer::TrainingLoop loop{loaded_.model(), loaded_.streamer()};
+  void train(Loop& loop, RunSaving& saving) {
+    const block_streamer::Schedule schedule{job_.options.schedule, job_.options.learning_rate,
+                                            job_.options.warmup_steps, steps_};
+    saving.begin(position_, loop.optimizer());
+    loop.set_steps(position_.step);
+    order_.seek(position_.step * rows_a_step_);
     Progress progress{"step", steps_};
-    const auto begin = Clock::now();
     const block_streamer::Statistics before = loaded_.statistics();
-    while (report_.steps < steps_ && !report_.interrupted) {
-      const auto done = loop.step(data_.rows(), order_.take(rows_a_step_), job_.options.batch,
-                                  job_.options.learning_rate, [] { return interrupted(); });
-      if (!done) {
-        report_.interrupted = true;
-        break;
-      }
-      ++report_.steps;
-      report_.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-      const block_streamer::Statistics now = loaded_.statistics();
-      report_.bytes_needed = now.bytes_needed - before.bytes_needed;
-      report_.bytes_read = now.bytes_read - before.bytes_read;
-      report_.tokens += done->tokens;
-      last_loss_ = done->loss;
-      if (report_.steps == steps_) break;  // said below
-      progress.update(report_.steps, detail());
+    while (position_.step < steps_ && !interrupted()) {
+      const auto begin = Clock::now();
+      const std::uint64_t number = position_.step + 1;
+      const double rate = block_streamer::learning_rate_at(schedule, number);
+      seed_dropout(number);
+      const auto done = loop.step(data_.rows(), order_.take(rows_a_step_), job_.options.batch, rate,
+                                  [] { return interrupted(); });
+      if (!done) break;
+      position_.step = number;
+      const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+      count(*done, seconds, before);
+      saving.add({number, done->loss, rate, done->tokens, done->gradient_norm, seconds,
+                  !done->not_finite.empty()});
+      if (number == steps_) break;  // said and saved below
+      if (saving.is_due(number)) saving.save(position_, loop.optimizer());
+      progress.update(number, detail());
     }
     progress.finish();
-    if (report_.steps == 0) return;
-    say("step " + std::to_string(report_.steps) + ", " + detail());
+  }
+  void seed_dropout(std::uint64_t step) const {
+    at::Generator generator = at::globalContext().defaultGenerator(loaded_.model().device());
+    const std::lock_guard lock{generator.mutex()};
+    generator.set_current_seed(block_streamer::step_seed(job_.options.seed, step));
+  }
+  void count(const block_streamer::StepReport& done, double seconds,
+             const block_streamer::Statistics& before) {
+    ++report_.steps;
+    report_.seconds += seconds;
+    report_.tokens += done.tokens;
+    const block_streamer::Statistics now = loaded_.statistics();
+    report_.bytes_needed = now.bytes_needed - before.bytes_needed;
+    report_.bytes_read = now.bytes_read - before.bytes_read;
+    if (done.not_finite.empty()) {
+      last_loss_ = done.loss;
+      return;
+    }
+    ++position_.skipped;
+    say("step " + std::to_string(position_.step) + " is skipped: " + done.not_finite);
+  }
+
+  void finish(Loop& loop, RunSaving& saving) {
+    if (report_.steps == 0) {
+      say("no step was finished: " +
+          (position_.step == 0
+               ? "nothing is saved"
+               : "what was saved after step " + std::to_string(position_.step) + " stays"));
+      return;
+    }
+    if (position_.skipped == position_.step) {
+      throw block_streamer::Error{"all " + counted(position_.step, "step") +
+                                  " were skipped: nothing was trained"};
+    }
+    say("step " + std::to_string(position_.step) + ", " + detail());
+    if (position_.skipped > 0) say(counted(position_.skipped, "step") + " skipped");
+    saving.save(position_, loop.optimizer());
+    say("adapter saved in " + job_.options.output.string() +
+        (report_.interrupted
+             ? " after step " + std::to_string(position_.step) + "; --resume goes on from there"
+             : std::string{}));
+    if (!report_.interrupted) evaluate("after");
+    report_.interrupted = interrupted();  // the last evaluation may have been cut short
   }
   [[nodiscard]] std::string detail() const {
     const auto per_second = [this](double count, int digits) {
@@ -156,7 +228,8 @@ class FinetuneRun {
   block_streamer::RowOrder order_;
   std::size_t rows_a_step_;
   std::uint64_t steps_;
-  double last_loss_ = 0;
+  block_streamer::RunPosition position_;
+  double last_loss_ = std::nan("");  ///< of the last step that was not skipped
   FinetuneReport report_;
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <block_streamer/generate/generation.hpp>
+#include <block_streamer/optim/schedule.hpp>
 #include <block_streamer/text/chat_template.hpp>
 #include <block_streamer/text/tokenizer.hpp>
 
@@ -10,6 +11,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace block_streamer_cli {
@@ -29,6 +31,10 @@ struct AdapterOptions {
   std::optional<double> alpha;
   std::optional<double> dropout;
   std::vector<std::string> targets;
+  std::optional<std::string> target_pattern;
+  std::vector<std::pair<std::string, std::uint64_t>> rank_pattern;
+  std::vector<std::pair<std::string, double>> alpha_pattern;
+  bool use_rslora = false;
   std::optional<double> top_fraction;
 };
 
@@ -45,7 +51,14 @@ struct FinetuneOptions {
   std::uint64_t grad_accum = 1;
   std::uint64_t seq_len = 512;
   double learning_rate = 2e-4;
+  block_streamer::ScheduleShape schedule = block_streamer::ScheduleShape::constant;
+  std::uint64_t warmup_steps = 0;
+  std::optional<double> max_grad_norm;
+  bool shuffle = true;
   std::uint64_t seed = 0;
+  std::optional<std::uint64_t> save_every;  ///< steps; empty: by time
+  bool resume = false;
+  bool skip_non_finite = false;
 };
 
 struct FinetuneJob {

@@ -40,6 +40,7 @@ int run(int argc, char** argv) {
   cli::add_inspect_command(program, action);
   cli::add_convert_command(program, action);
   cli::add_checksum_command(program, action);
+  cli::add_merge_command(program, action);
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

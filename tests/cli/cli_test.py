@@ -494,7 +494,7 @@ class Finetune(CliTest):
         self.assertEqual(len(re.findall(r"step 6\b", err)), 1, err)  # the last step once
         before, after = map(float, re.findall(r"held-out loss \w+: ([\d.]+) nats", err))
         self.assertLess(after, before)
-        self.assertEqual({f.name for f in self.adapter.iterdir()}, {"adapter_config.json", "adapter_model.safetensors"})
+        self.assertEqual({f.name for f in self.adapter.iterdir()}, {"adapter_config.json", "adapter_model.safetensors", "metrics.jsonl", "loss.svg", "resume"})
         evaluate = ["evaluate", "--model", self.model, "--device", "cpu", "--dtype", "fp32", "--data", self.data, "--seq-len", 40]
         plain, tuned = [float(re.match(rb"loss ([\d.]+) nats per token, perplexity", self.ok(*evaluate, *more)).group(1)) for more in [[], ["--adapter", self.adapter]]]
         self.assertAlmostEqual(plain, before, places=3)

@@ -4,18 +4,24 @@
 #include <block_streamer/finetune/evaluation.hpp>
 #include <block_streamer/finetune/row_order.hpp>
 #include <block_streamer/finetune/training_loop.hpp>
+#include <block_streamer/finetune/training_state.hpp>
 #include <block_streamer/lora/lora_adapter.hpp>
+#include <block_streamer/lora/peft_files.hpp>
 #include <block_streamer/models/decoder_model.hpp>
 #include <block_streamer/storage/file_storage.hpp>
 #include <block_streamer/streamer.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include <support/catch.hpp>
+#include <support/safetensors_files.hpp>
 
 namespace bs = block_streamer;
 
@@ -161,4 +167,203 @@ TEST_CASE("a loss that is not finite names the step and where it begins") {
   }
   CHECK_THROWS_WITH(loop.step(rows, numbers, 2, 1e-3),
                     Catch::Matchers::Contains("step 2") && Catch::Matchers::Contains("block 1"));
+}
+
+namespace {
+
+void poison(const Tiny& tiny, std::size_t block) {
+  const c10::NoGradGuard no_grad;
+  for (const auto& module : tiny.adapter.modules()) {
+    if (module.site.block == block) at::Tensor{module.b}.fill_(std::nan(""));
+  }
+}
+
+std::vector<at::Tensor> copies(const bs::LoraAdapter& adapter) {
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& tensor : adapter.parameters()) all.push_back(tensor.detach().clone());
+  return all;
+}
+
+bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const at::Tensor& x, const at::Tensor& y) { return at::equal(x, y); });
+}
+
+}  // namespace
+
+TEST_CASE("clipping brings the global norm of a step's gradient down, as a smaller loss would") {
+  const auto rows = some_rows();
+  const std::size_t numbers[] = {0, 1, 2, 3};
+  Tiny free;
+  bs::TrainingLoop plain{free.model, free.streamer};
+  const auto first = plain.step(rows, numbers, 2, 1e-2);
+  double sum = 0;  // the norm by hand, from what the step left in .grad
+  for (const at::Tensor& p : free.adapter.parameters())
+    sum += p.grad().to(at::kDouble).pow(2).sum().item<double>();
+  CHECK(first->gradient_norm == Approx(std::sqrt(sum)).epsilon(1e-6));
+
+  const double bound = first->gradient_norm / 8;
+  Tiny tiny;
+  bs::TrainingLoop clipped{tiny.model, tiny.streamer, {.max_grad_norm = bound}};
+  const auto report = clipped.step(rows, numbers, 2, 1e-2);
+  CHECK(report->gradient_norm == first->gradient_norm);
+  const auto moments = clipped.optimizer().moments(), whole = plain.optimizer().moments();
+  double ratio_seen = 0;
+  for (std::size_t i = 0; i < moments.size(); ++i) {
+    if (whole[i].exp_avg.norm().item<double>() == 0) continue;
+    ratio_seen = (moments[i].exp_avg.norm() / whole[i].exp_avg.norm()).item<double>();
+    CHECK(ratio_seen == Approx(0.125).epsilon(1e-4));
+  }
+  CHECK(ratio_seen != 0);
+}
+
+TEST_CASE("a step that is skipped names the block and leaves parameters and moments alone") {
+  const auto rows = some_rows();
+  const std::size_t numbers[] = {0, 1, 2};
+  Tiny tiny;
+  bs::TrainingLoop loop{tiny.model, tiny.streamer, {.skip_non_finite = true}};
+  REQUIRE(loop.step(rows, numbers, 2, 1e-3)->not_finite.empty());
+  const auto good = copies(tiny.adapter);
+  const at::Tensor moment = loop.optimizer().moments()[0].exp_avg.clone();
+  poison(tiny, 1);
+  const auto report = loop.step(rows, numbers, 2, 1e-3);
+  REQUIRE(report);
+  CHECK_THAT(report->not_finite, Catch::Matchers::Contains("block 1"));
+  CHECK_FALSE(std::isfinite(report->loss));
+  CHECK(loop.steps() == 2);
+  CHECK(at::equal(loop.optimizer().moments()[0].exp_avg, moment));
+  CHECK(loop.optimizer().moments()[0].step == 1);
+  for (const at::Tensor& p : tiny.adapter.parameters()) CHECK_FALSE(p.grad().defined());
+  {
+    const c10::NoGradGuard no_grad;
+    const auto parameters = tiny.adapter.parameters();
+    for (std::size_t i = 0; i < good.size(); ++i) at::Tensor{parameters[i]}.copy_(good[i]);
+  }
+  CHECK(loop.step(rows, numbers, 2, 1e-3)->not_finite.empty());
+  CHECK(loop.optimizer().moments()[0].step == 2);
+}
+
+TEST_CASE("a gradient that is not finite under a finite loss stops the step, or skips it") {
+  const auto rows = some_rows();
+  const std::size_t numbers[] = {0, 1};
+  for (const bool skip : {false, true}) {
+    Tiny tiny;
+    bs::TrainingOptions options{.skip_non_finite = skip};
+    for (const auto& module : tiny.adapter.modules()) {
+      const std::string block = "block " + std::to_string(module.site.block);
+      options.labels.insert(options.labels.end(), {block + " A", block + " B"});
+    }
+    bs::TrainingLoop loop{tiny.model, tiny.streamer, options};
+    // The backward meets block 1 before block 0: it is the one to be named.
+    const auto parameters = tiny.streamer.parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (!options.labels[i].ends_with("B")) continue;
+      parameters[i].register_hook([](const at::Tensor& gradient) {
+        return gradient * std::numeric_limits<float>::infinity();
+      });
+    }
+    const auto before = copies(tiny.adapter);
+    if (skip) {
+      const auto report = loop.step(rows, numbers, 2, 1e-3);
+      CHECK_THAT(report->not_finite, Catch::Matchers::Contains("that of block 1 B"));
+      CHECK(std::isfinite(report->loss));
+      CHECK(loop.steps() == 1);
+    } else {
+      CHECK_THROWS_WITH(loop.step(rows, numbers, 2, 1e-3),
+                        Catch::Matchers::Contains("step 1: a gradient is not finite") &&
+                            Catch::Matchers::Contains("block 1 B"));
+      CHECK(loop.steps() == 0);
+    }
+    CHECK(same_bits(copies(tiny.adapter), before));
+    for (const at::Tensor& p : tiny.adapter.parameters()) CHECK_FALSE(p.grad().defined());
+  }
+}
+
+TEST_CASE("b121 a state that is taken up continues the run bit for bit, whichever step it is of") {
+  const auto rows = some_rows();
+  const support::TempFolder folder;
+  const auto path = folder / "state.safetensors";
+  const auto train = [&](auto& loop, std::uint64_t from, std::uint64_t to) {
+    bs::RowOrder order{rows.size(), 5};
+    order.seek(2 * from);
+    for (std::uint64_t step = from; step < to; ++step)
+      REQUIRE(loop.step(rows, order.take(2), 1, 1e-2 / static_cast<double>(step + 1)));
+  };
+  Tiny whole;
+  bs::TrainingLoop uninterrupted{whole.model, whole.streamer};
+  train(uninterrupted, 0, 6);
+  for (const std::uint64_t stop : {std::uint64_t{1}, std::uint64_t{4}}) {
+    bs::RunRecord record;
+    record.set("--lr", 0.01);
+    {
+      Tiny tiny;
+      bs::TrainingLoop loop{tiny.model, tiny.streamer};
+      train(loop, 0, stop);
+      bs::save_training_state(path, record, {stop, 1}, tiny.adapter.named_parameters(),
+                              loop.optimizer());
+    }
+    const auto saved = bs::read_saved_run(path);
+    REQUIRE(saved);
+    CHECK(saved->position.step == stop);
+    CHECK(saved->position.skipped == 1);
+    CHECK(saved->record == std::map<std::string, std::string>{{"--lr", "0.01"}});
+    Tiny tiny;
+    bs::TrainingLoop loop{tiny.model, tiny.streamer};
+    bs::load_training_state(path, tiny.adapter.named_parameters(), loop.optimizer());
+    loop.set_steps(stop);
+    train(loop, stop, 6);
+    CHECK(same_bits(copies(tiny.adapter), copies(whole.adapter)));
+  }
+}
+
+TEST_CASE("a state of another shape, with changed bytes or of another kind changes nothing") {
+  const auto rows = some_rows();
+  const std::size_t numbers[] = {0, 1};
+  const support::TempFolder folder;
+  const auto path = folder / "state.safetensors";
+  CHECK_FALSE(bs::read_saved_run(path));
+  Tiny tiny;
+  bs::TrainingLoop loop{tiny.model, tiny.streamer};
+  REQUIRE(loop.step(rows, numbers, 2, 1e-2));
+  bs::save_training_state(path, {}, {1}, tiny.adapter.named_parameters(), loop.optimizer());
+  const auto before = copies(tiny.adapter);
+  const auto refused = [&](const std::string& says) {
+    CHECK_THROWS_WITH(
+        bs::load_training_state(path, tiny.adapter.named_parameters(), loop.optimizer()),
+        Catch::Matchers::Contains(says));
+    CHECK(same_bits(copies(tiny.adapter), before));
+  };
+  std::string bytes = support::read_text(path);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  support::write_text(path, bytes);
+  refused("crc32c");
+  auto parameters = tiny.adapter.named_parameters();
+  parameters[0].second = parameters[0].second.detach().repeat({1, 2});
+  bs::save_training_state(path, {}, {1}, parameters, bs::AdamW{});
+  refused(parameters[0].first);
+  parameters = tiny.adapter.named_parameters();
+  parameters.pop_back();
+  bs::save_training_state(path, {}, {1}, parameters, bs::AdamW{});
+  refused("is missing");
+  parameters = tiny.adapter.named_parameters();
+  parameters.emplace_back("another", parameters[0].second);
+  bs::save_training_state(path, {}, {1}, parameters, bs::AdamW{});
+  refused("parameter.another is unknown");
+  bs::save_adapter(folder.path(), tiny.adapter);
+  CHECK_THROWS_WITH(bs::read_saved_run(folder / "adapter_model.safetensors"),
+                    Catch::Matchers::Contains("training state"));
+}
+
+TEST_CASE("a folder holds an adapter only with the same form and the same bits") {
+  const support::TempFolder folder;
+  Tiny tiny;
+  CHECK_FALSE(bs::holds_adapter(folder.path(), tiny.adapter, "base"));
+  bs::save_adapter(folder.path(), tiny.adapter, "base");
+  CHECK(bs::holds_adapter(folder.path(), tiny.adapter, "base"));
+  CHECK_FALSE(bs::holds_adapter(folder.path(), tiny.adapter, "other"));
+  {
+    const c10::NoGradGuard no_grad;
+    at::Tensor{tiny.adapter.parameters()[3]}[0][0] = 1.0;
+  }
+  CHECK_FALSE(bs::holds_adapter(folder.path(), tiny.adapter, "base"));
 }

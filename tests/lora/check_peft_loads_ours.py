@@ -47,7 +47,7 @@ def main():
         environment = dict(os.environ, BLOCK_STREAMER_EXPORT=folder)
         subprocess.run([program, "[.export]"], check=True, env=environment)
         adapters = sorted(pathlib.Path(folder).iterdir())
-        assert len(adapters) == 4
+        assert len(adapters) == 6
         for adapter in adapters:
             check(adapter, base)
 

@@ -191,5 +191,12 @@ TEST_CASE("export of adapters for peft to load", "[.export]") {
   write("all", filled({.rank = 3, .alpha = 7.5, .dropout = 0.0}));
   write("top_half", filled({.rank = 5, .top_fraction = 0.5, .use_rslora = true}));
   write("named", filled({.rank = 2, .targets = {"o_proj", "model.layers.1.mlp.up_proj"}}));
+  write("own_patterns",
+        filled({.rank = 4,
+                .targets = {"all-linear"},
+                .use_rslora = true,
+                .rank_pattern = {{"layers[.]1[.]self_attn[.]q_proj", 2}, {"q_proj", 6}},
+                .alpha_pattern = {{"mlp[.].*", 9}, {"layers[.]0[.].*", 5.5}}}));
+  write("regex", filled({.rank = 3, .target_pattern = ".*[.](0[.]mlp[.]|1[.]self_attn[.]v).*"}));
   write("patterned", bs::load_adapter(lora_fixture("patterned"), base.sites, at::kCPU));
 }

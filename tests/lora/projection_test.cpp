@@ -200,19 +200,19 @@ TEST_CASE("initial values are PEFT's: A uniform within 1/sqrt(in), B zero, the s
   const bs::RngState callers = bs::RngState::capture(at::kCPU);
   const at::Tensor next = at::rand({3});
   callers.apply();
-  const bs::LoraAdapter first = bs::make_lora_adapter(list, {.rank = 64, .seed = 7}, at::kCPU);
+  const bs::LoraAdapter first = bs::make_lora_adapter(list, {.rank = 12, .seed = 7}, at::kCPU);
   CHECK(at::equal(at::rand({3}), next));  // nobody else's generator was drawn from
-  const bs::LoraAdapter again = bs::make_lora_adapter(list, {.rank = 64, .seed = 7}, at::kCPU);
-  const bs::LoraAdapter other = bs::make_lora_adapter(list, {.rank = 64, .seed = 8}, at::kCPU);
+  const bs::LoraAdapter again = bs::make_lora_adapter(list, {.rank = 12, .seed = 7}, at::kCPU);
+  const bs::LoraAdapter other = bs::make_lora_adapter(list, {.rank = 12, .seed = 8}, at::kCPU);
   CHECK(first.modules().size() == 9);
-  CHECK(first.parameter_count() == 3 * 64 * (12 + 20 + 20 + 12 + 28 + 12));
+  CHECK(first.parameter_count() == 3 * 12 * (12 + 20 + 20 + 12 + 28 + 12));
   for (std::size_t i = 0; i < 9; ++i) {
     const bs::LoraModule& module = first.modules()[i];
     const double bound = 1 / std::sqrt(static_cast<double>(module.site.in));
     CHECK(module.a.abs().max().item<double>() <= bound);
-    CHECK(module.a.max().item<double>() > 0.95 * bound);
-    CHECK(module.a.min().item<double>() < -0.95 * bound);
-    CHECK(std::abs(module.a.mean().item<double>()) < 0.1 * bound);
+    CHECK(module.a.max().item<double>() > 0.9 * bound);
+    CHECK(module.a.min().item<double>() < -0.9 * bound);
+    CHECK(std::abs(module.a.mean().item<double>()) < 0.2 * bound);
     CHECK(module.b.eq(0).all().item<bool>());
     CHECK(module.a.is_leaf());
     CHECK(module.a.requires_grad());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/finetune/loss_over_tokens.hpp>
 #include <block_streamer/finetune/row_batch.hpp>
 #include <block_streamer/train/token_loss.hpp>
 
@@ -63,7 +64,7 @@ template <class Model, class Streamer>
     const RowBatch together = make_row_batch(rows, some);
     auto context = model.context(together.ids);
     const at::Tensor hidden = streamer.forward(model.embed(together.ids), context);  // (B,T,C)
-    total.add(token_loss(model.logits(hidden), together.ids, together.trained));
+    total.add(loss_over_tokens(model, hidden, token_targets(together.ids, together.trained)));
     result.tokens += together.tokens;
     if (after_each && !after_each(begin + some.size())) break;
   }

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <block_streamer/core/error.hpp>
+#include <block_streamer/finetune/loss_over_tokens.hpp>
 #include <block_streamer/finetune/row_batch.hpp>
 #include <block_streamer/models/non_finite.hpp>
 #include <block_streamer/optim/adamw.hpp>
+#include <block_streamer/optim/gradient_norm.hpp>
 #include <block_streamer/train/token_loss.hpp>
+
+#include <ATen/ops/isfinite.h>
 
 #include <algorithm>
 #include <cmath>
@@ -20,11 +24,24 @@
 
 namespace block_streamer::inline v1 {
 
+/// What a loop does besides the plain step.
+struct TrainingOptions {
+  AdamWOptions adamw{};
+  std::optional<double> max_grad_norm{};  ///< brings a larger global gradient norm down to this
+  /// A step whose loss or gradient is not finite changes nothing and the next one follows; else it
+  /// throws.
+  bool skip_non_finite = false;
+  /// What messages call the streamer's parameters, in their order; empty: their numbers.
+  std::vector<std::string> labels{};
+};
+
 /// What one step did.
 struct StepReport {
-  double loss = 0;            ///< nats per trained token of the whole step
-  std::uint64_t trained = 0;  ///< tokens that the loss is about
-  std::uint64_t tokens = 0;   ///< tokens that went through the model
+  double loss = 0;              ///< nats per trained token of the whole step
+  std::uint64_t trained = 0;    ///< tokens that the loss is about
+  std::uint64_t tokens = 0;     ///< tokens that went through the model
+  double gradient_norm = 0;     ///< of all gradients as one vector, before it is clipped
+  std::string not_finite = {};  ///< where values stopped being finite, if the step was skipped
 };
 
 /// @brief Trains what a streamer's parameters() are, with AdamW, a step at a time.
@@ -34,39 +51,48 @@ struct StepReport {
 template <class Model, class Streamer>
 class TrainingLoop {
  public:
-  TrainingLoop(const Model& model, Streamer& streamer, AdamWOptions options = {})
+  TrainingLoop(const Model& model, Streamer& streamer, TrainingOptions options = {})
       : model_{model},
         streamer_{streamer},
-        optimizer_{options},
+        options_{std::move(options)},
+        optimizer_{options_.adamw},
         parameters_{streamer.parameters()} {
     expects(!parameters_.empty(), "something must train: attach an adapter first");
+    expects(options_.labels.empty() || options_.labels.size() == parameters_.size(),
+            "one label per parameter");
   }
 
   /// @brief One optimizer step over these rows, `batch` of them a pass.
   /// @param stop  asked before every pass; true drops the step: nothing has changed then.
   /// @returns nullopt if the step was dropped.
   /// @throws Error naming the step and the first block with a value that is not finite, if the loss
-  /// is not; nothing has changed.
+  /// or a gradient is not and such steps are not skipped; nothing has changed.
   [[nodiscard]] std::optional<StepReport> step(std::span<const TextRow> rows,
                                                std::span<const std::size_t> numbers,
                                                std::size_t batch, double learning_rate,
                                                const std::function<bool()>& stop = {}) {
     streamer_.train();
-    for (const at::Tensor& parameter : parameters_) parameter.mutable_grad() = at::Tensor{};
+    drop_gradients();
     const std::vector<Part> parts = split(rows, numbers, batch);
     StepReport report;
     for (const Part& part : parts) report.trained += part.targets.count;
     expects(report.trained > 0, "a step has a trained token");
     for (const Part& part : parts) {
       if (stop && stop()) return std::nullopt;
-      report.loss += accumulate(part, static_cast<double>(report.trained));
       report.tokens += part.batch.tokens;
+      if (!accumulate(part, report)) break;
     }
-    update(learning_rate);
+    if (report.not_finite.empty()) update(learning_rate, report);
+    ++steps_;
     return report;
   }
-  /// @brief Steps finished.
+  /// @brief Steps finished, skipped ones included.
   [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
+  /// @brief What it has kept of the steps so far, under block 0: one entry per parameter.
+  [[nodiscard]] AdamW& optimizer() noexcept { return optimizer_; }
+  [[nodiscard]] const AdamW& optimizer() const noexcept { return optimizer_; }
+  /// @brief The next step is `steps` + 1: of a run that goes on.
+  void set_steps(std::uint64_t steps) noexcept { steps_ = steps; }
 
  private:
   struct Part {
@@ -86,32 +112,65 @@ class TrainingLoop {
     return parts;
   }
 
-  /// Adds the part's share of the step's gradient; returns its share of the loss.
-  double accumulate(const Part& part, double step_count) {
+  /// Adds the part's share of the step's loss and gradient. @returns false if the loss is not
+  /// finite: the step is to be skipped.
+  [[nodiscard]] bool accumulate(const Part& part, StepReport& report) {
     auto context = model_.context(part.batch.ids);
     const at::Tensor hidden = streamer_.forward(model_.embed(part.batch.ids), context);  // (B,T,C)
-    const at::Tensor loss = token_loss(model_.logits(hidden), part.targets).sum / step_count;
+    const at::Tensor loss =
+        loss_over_tokens(model_, hidden, part.targets).sum / static_cast<double>(report.trained);
     const double value = loss.template item<double>();
+    report.loss += value;
     if (!std::isfinite(value)) {
-      throw Error{"step " + std::to_string(steps_ + 1) +
-                  ": the loss is not finite; the first value that is not is in " +
-                  first_non_finite(model_, streamer_, part.batch.ids)};
+      report.not_finite = "the loss is not finite; the first value that is not is in " +
+                          first_non_finite(model_, streamer_, part.batch.ids);
+      refuse_or_skip(report);
+      return false;
     }
     loss.backward();
-    return value;
+    return true;
   }
 
-  void update(double learning_rate) {
+  void update(double learning_rate, StepReport& report) {
     std::vector<at::Tensor> gradients;
     for (const at::Tensor& parameter : parameters_) gradients.push_back(parameter.grad());
-    optimizer_.begin_step({.step = steps_ + 1, .learning_rate = learning_rate});
+    report.gradient_norm = global_gradient_norm(gradients);
+    if (!std::isfinite(report.gradient_norm)) {
+      report.not_finite =
+          "a gradient is not finite; the first in the backward's order is that of " +
+          first_bad_gradient(gradients);
+      refuse_or_skip(report);
+      return;
+    }
+    const double scale =
+        options_.max_grad_norm ? clip_factor(report.gradient_norm, *options_.max_grad_norm) : 1;
+    optimizer_.begin_step(
+        {.step = steps_ + 1, .learning_rate = learning_rate, .gradient_scale = scale});
     optimizer_.update(BlockId{}, parameters_, gradients);
     optimizer_.end_step();
-    ++steps_;
+  }
+
+  void refuse_or_skip(const StepReport& report) {
+    drop_gradients();
+    if (options_.skip_non_finite) return;
+    throw Error{"step " + std::to_string(steps_ + 1) + ": " + report.not_finite};
+  }
+  void drop_gradients() {
+    for (const at::Tensor& parameter : parameters_) parameter.mutable_grad() = at::Tensor{};
+  }
+  /// The backward goes from the last block to the first.
+  [[nodiscard]] std::string first_bad_gradient(const std::vector<at::Tensor>& gradients) const {
+    for (std::size_t i = gradients.size(); i-- > 0;) {
+      if (!gradients[i].defined() || at::isfinite(gradients[i]).all().template item<bool>())
+        continue;
+      return options_.labels.empty() ? "parameter " + std::to_string(i) : options_.labels[i];
+    }
+    return "none of them alone: their squares are too large to be added";
   }
 
   const Model& model_;
   Streamer& streamer_;
+  TrainingOptions options_;
   AdamW optimizer_;
   std::vector<at::Tensor> parameters_;
   std::uint64_t steps_ = 0;

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <block_streamer/block/adapter_table.hpp>
+#include <block_streamer/core/tensor_spec.hpp>
 #include <block_streamer/lora/lora_projection.hpp>
+#include <block_streamer/lora/module_patterns.hpp>
 #include <block_streamer/lora/options.hpp>
 #include <block_streamer/lora/saved_targets.hpp>
 #include <block_streamer/lora/target_matching.hpp>
@@ -13,6 +15,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -114,15 +117,23 @@ namespace detail {
 /// means the same adapter on every device.
 [[nodiscard]] inline LoraModule initial_module(LoraSite site, const LoraOptions& options,
                                                at::Generator generator, const at::Device& device) {
-  const auto rank = static_cast<std::int64_t>(options.rank);
+  const std::uint64_t own_rank =
+      pattern_value(options.rank_pattern, site.module, options.rank, "LoRA rank pattern");
+  const double own_alpha =
+      pattern_value(options.alpha_pattern, site.module, options.alpha, "LoRA alpha pattern");
+  if (own_rank > std::min(site.in, site.out))
+    throw UnsupportedError{"LoRA: rank " + std::to_string(own_rank) + " is above what " +
+                           site.module + " of shape " + to_string({site.out, site.in}) +
+                           " can have"};
+  const auto rank = static_cast<std::int64_t>(own_rank);
   const double bound = 1 / std::sqrt(static_cast<double>(site.in));
   const auto on_cpu = at::TensorOptions().dtype(at::kFloat).device(at::kCPU);
   at::Tensor a = at::empty({rank, static_cast<std::int64_t>(site.in)}, on_cpu);
   a.uniform_(-bound, bound, std::move(generator));
   const at::Tensor b = at::zeros({static_cast<std::int64_t>(site.out), rank}, on_cpu);
   return {.site = std::move(site),
-          .rank = options.rank,
-          .alpha = options.alpha,
+          .rank = own_rank,
+          .alpha = own_alpha,
           .a = trainable_leaf(a, device),
           .b = trainable_leaf(b, device)};
 }
@@ -132,7 +143,8 @@ namespace detail {
 /// model computes what it computed before.
 /// @param device  the compute device; the tensors are fp32 whatever the base's dtype.
 /// @throws UnsupportedError, BindingError as validate() and match_targets(); also if a top fraction
-/// is asked for and the blocks' prefixes end in no layer number (the files could not say it).
+/// is asked for and the blocks' prefixes end in no layer number (the files could not say it), a
+/// rank is above a map's smaller dimension, or a pattern matches nothing.
 [[nodiscard]] inline LoraAdapter make_lora_adapter(std::span<const LoraBlock> blocks,
                                                    const LoraOptions& options,
                                                    const at::Device& device) {
@@ -143,11 +155,15 @@ namespace detail {
     throw UnsupportedError{"LoRA: a top fraction needs numbered layers, not \"" +
                            blocks[first].prefix + "\""};
   const std::vector<LoraSite> sites = lora_sites(blocks);
-  std::vector<LoraSite> chosen = match_targets(sites, options.targets);
+  std::vector<LoraSite> chosen = options.target_pattern
+                                     ? match_target_pattern(sites, *options.target_pattern)
+                                     : match_targets(sites, options.targets);
   std::erase_if(chosen, [first](const LoraSite& site) { return site.block < first; });
   if (chosen.empty())
     throw BindingError{"LoRA: the targets name no linear map in the last " +
                        std::to_string(adapted) + " layers"};
+  detail::expect_patterns_match(options.rank_pattern, chosen, "LoRA rank pattern");
+  detail::expect_patterns_match(options.alpha_pattern, chosen, "LoRA alpha pattern");
   SavedTargets saved = saved_targets_of(sites, chosen);
   const at::Generator generator = at::detail::createCPUGenerator(options.seed);
   std::vector<LoraModule> modules;

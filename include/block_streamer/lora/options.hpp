@@ -6,7 +6,9 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace block_streamer::inline v1 {
@@ -20,9 +22,16 @@ struct LoraOptions {
   /// Module names as PEFT matches them: "all-linear", or suffixes such as "q_proj",
   /// "self_attn.q_proj", "model.layers.3.mlp.down_proj".
   std::vector<std::string> targets{"all-linear"};
+  /// A regular expression over whole module names, as PEFT takes one for its targets; used instead
+  /// of `targets` where it is given.
+  std::optional<std::string> target_pattern{};
   double top_fraction = 1;  ///< of the layers, counted from the last: see layer_count_of()
   bool use_rslora = false;  ///< scale = alpha / sqrt(rank) instead of alpha / rank
-  std::uint64_t seed = 0;   ///< of the generator that fills A; nothing else draws from it
+  /// Ranks and alphas of single modules: the first pattern that matches the end of a module's name
+  /// (whole components, a regular expression) gives the value, else `rank` and `alpha` do.
+  std::vector<std::pair<std::string, std::uint64_t>> rank_pattern{};
+  std::vector<std::pair<std::string, double>> alpha_pattern{};
+  std::uint64_t seed = 0;  ///< of the generator that fills A; nothing else draws from it
 };
 
 /// @brief Refuses options that describe no adapter.
@@ -37,6 +46,15 @@ inline void validate(const LoraOptions& options) {
     refuse("dropout must lie in [0, 1), not " + std::to_string(options.dropout));
   if (!(options.top_fraction > 0 && options.top_fraction <= 1))
     refuse("top fraction must lie in (0, 1], not " + std::to_string(options.top_fraction));
+  for (const auto& [pattern, rank] : options.rank_pattern) {
+    if (rank == 0 || rank > 65536)
+      refuse("rank of \"" + pattern + "\" must lie in 1 … 65536, not " + std::to_string(rank));
+  }
+  for (const auto& [pattern, alpha] : options.alpha_pattern) {
+    if (!std::isfinite(alpha) || alpha <= 0)
+      refuse("alpha of \"" + pattern + "\" must be a positive number, not " +
+             std::to_string(alpha));
+  }
   if (options.targets.empty()) refuse("no target module is named (\"all-linear\" takes all)");
 }
 

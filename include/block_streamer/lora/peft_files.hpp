@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/block/load_tensor.hpp>
 #include <block_streamer/block/tensor_bridge.hpp>
+#include <block_streamer/checkpoint/checkpoint.hpp>
 #include <block_streamer/checkpoint/peft_config.hpp>
 #include <block_streamer/checkpoint/safetensors_writer.hpp>
 #include <block_streamer/core/error.hpp>
@@ -10,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <system_error>
@@ -111,6 +114,30 @@ inline void save_adapter(const std::filesystem::path& folder, const LoraAdapter&
   detail::move_file(staging.path() / "adapter_model.safetensors",
                     folder / "adapter_model.safetensors");
   if (!same_config) detail::move_file(staging.path() / "adapter_config.json", config_path);
+}
+
+/// @brief True if the folder holds the files that save_adapter() would write: the same bytes.
+[[nodiscard]] inline bool holds_adapter(const std::filesystem::path& folder,
+                                        const LoraAdapter& adapter,
+                                        const std::string& base_model = {}) {
+  if (!detail::holds_text(folder / "adapter_config.json",
+                          format_peft_config(peft_config_of(adapter, base_model)))) {
+    return false;
+  }
+  try {
+    const Checkpoint file = Checkpoint::open(folder / "adapter_model.safetensors");
+    const auto parameters = adapter.named_parameters();
+    if (file.tensors().size() != parameters.size()) return false;
+    for (const auto& [name, tensor] : parameters) {
+      const at::Tensor stored = load_tensor(file, name);
+      const at::Tensor own = tensor.detach().to(at::kCPU).contiguous();
+      if (stored.scalar_type() != own.scalar_type() || stored.sizes() != own.sizes()) return false;
+      if (!std::ranges::equal(bytes_of(stored), bytes_of(own))) return false;
+    }
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 }  // namespace block_streamer::inline v1

@@ -8,6 +8,7 @@
 #include <block_streamer/checkpoint/peft_config.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/lora/lora_adapter.hpp>
+#include <block_streamer/lora/module_patterns.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -56,17 +57,6 @@ struct LoraKey {
     return LoraKey{plain_module_name(key.substr(0, key.size() - suffix.size())), is_b};
   }
   return std::nullopt;
-}
-
-/// The value of the first pattern that matches the end of a module's name, as PEFT looks it up.
-template <class Value>
-[[nodiscard]] Value pattern_value(const std::vector<std::pair<std::string, Value>>& patterns,
-                                  const std::string& module, Value otherwise,
-                                  const std::string& where) {
-  for (const auto& [pattern, value] : patterns) {
-    if (NamePattern{"(.*\\.)?(" + pattern + ")", where}.matches(module)) return value;
-  }
-  return otherwise;
 }
 
 /// Which sites a configuration adapts.

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a finetune keeps on disk while it runs, and how it goes on from there.
+#pragma once
+
+#include "jobs.hpp"
+
+#include <block_streamer/core/error.hpp>
+#include <block_streamer/finetune/loss_plot.hpp>
+#include <block_streamer/finetune/metrics_log.hpp>
+#include <block_streamer/finetune/run_folder.hpp>
+#include <block_streamer/finetune/save_schedule.hpp>
+#include <block_streamer/finetune/training_state.hpp>
+#include <block_streamer/lora/peft_files.hpp>
+#include <block_streamer/os/atomic_replace.hpp>
+
+#include <ATen/ops/isfinite.h>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace block_streamer_cli {
+
+/// @brief The files of one run. The state is the truth: adapter files and plot are made from what
+/// it holds, after it.
+class RunSaving {
+ public:
+  using Clock = block_streamer::SaveSchedule::Clock;
+  static constexpr std::chrono::minutes interval{10};
+
+  /// @param adapter  trains; shares its tensors. @param base_model  what its configuration names.
+  RunSaving(const FinetuneOptions& options, block_streamer::LoraAdapter adapter,
+            std::string base_model, block_streamer::RunRecord record)
+      : folder_{options.output},
+        adapter_{std::move(adapter)},
+        base_model_{std::move(base_model)},
+        record_{std::move(record)},
+        schedule_{options.save_every, interval, Clock::now()} {}
+
+  /// @brief Takes up the run that is there, if one is to be resumed.
+  /// @returns where it stands; step 0: nothing is saved yet.
+  /// @throws Error naming what the run there was begun with otherwise.
+  [[nodiscard]] block_streamer::RunPosition resume(block_streamer::AdamW& optimizer) {
+    const auto saved = block_streamer::read_saved_run(folder_.state());
+    if (!saved) return {};
+    block_streamer::expect_same_run(folder_.path().string(), record_, saved->record);
+    if (saved->position.step > 0) {
+      block_streamer::load_training_state(folder_.state(), adapter_.named_parameters(), optimizer);
+    }
+    saved_step_ = saved->position.step;
+    return saved->position;
+  }
+
+  /// @brief Before the first step: from now on the folder is this run's.
+  void begin(const block_streamer::RunPosition& position, const block_streamer::AdamW& optimizer) {
+    folder_.prepare();
+    if (position.step == 0) {
+      block_streamer::save_training_state(folder_.state(), record_, position, {}, optimizer);
+    }
+    metrics_.emplace(folder_.metrics(), position.step);
+    schedule_.saved(Clock::now());
+  }
+  /// @brief Tells of a step. @pre begun.
+  void add(const block_streamer::StepMetrics& step) { metrics_->add(step); }
+
+  [[nodiscard]] bool is_due(std::uint64_t step) const {
+    return schedule_.is_due(step, Clock::now());
+  }
+  /// @brief Saves state, adapter and plot, unless this step is saved already.
+  /// @throws StorageError: what was saved last is whole then. Error if the adapter is not finite.
+  void save(const block_streamer::RunPosition& position, const block_streamer::AdamW& optimizer) {
+    if (position.step == saved_step_) return;
+    expect_finite(position.step);
+    block_streamer::save_training_state(folder_.state(), record_, position,
+                                        adapter_.named_parameters(), optimizer);
+    saved_step_ = position.step;
+    block_streamer::save_adapter(folder_.path(), adapter_, base_model_);
+    block_streamer::atomic_replace(folder_.plot(),
+                                   std::string_view{block_streamer::loss_plot(metrics_->losses())});
+    schedule_.saved(Clock::now());
+  }
+  /// @brief Of a finished run: writes what a kill between state and adapter left undone.
+  /// @returns true if something was missing.
+  bool complete() {
+    if (block_streamer::holds_adapter(folder_.path(), adapter_, base_model_) &&
+        std::filesystem::exists(folder_.plot())) {
+      return false;
+    }
+    block_streamer::save_adapter(folder_.path(), adapter_, base_model_);
+    metrics_.emplace(folder_.metrics(), saved_step_);
+    block_streamer::atomic_replace(folder_.plot(),
+                                   std::string_view{block_streamer::loss_plot(metrics_->losses())});
+    return true;
+  }
+  /// @brief The last step whose state is on disk; 0: none.
+  [[nodiscard]] std::uint64_t saved_step() const noexcept { return saved_step_; }
+
+ private:
+  /// A last step may have spoilt the adapter without a loss that shows it.
+  void expect_finite(std::uint64_t step) const {
+    for (const auto& [name, tensor] : adapter_.named_parameters()) {
+      if (at::isfinite(tensor).all().item<bool>()) continue;
+      throw block_streamer::Error{"after step " + std::to_string(step) + " " + name +
+                                  " is not finite: it is not saved; try a lower --lr"};
+    }
+  }
+
+  block_streamer::RunFolder folder_;
+  block_streamer::LoraAdapter adapter_;
+  std::string base_model_;
+  block_streamer::RunRecord record_;
+  block_streamer::SaveSchedule schedule_;
+  std::optional<block_streamer::MetricsLog> metrics_;
+  std::uint64_t saved_step_ = 0;
+};
+
+}  // namespace block_streamer_cli

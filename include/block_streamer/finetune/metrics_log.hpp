@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <block_streamer/core/error.hpp>
+#include <block_streamer/os/atomic_replace.hpp>
+#include <block_streamer/text/json_document.hpp>
+#include <block_streamer/text/text_file.hpp>
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace block_streamer::inline v1 {
+
+/// One step of a run, as its log tells it.
+struct StepMetrics {
+  std::uint64_t step = 0;  ///< 1-based
+  double loss = 0;         ///< nats per trained token of the step
+  double learning_rate = 0;
+  std::uint64_t tokens = 0;  ///< through the model in this step
+  double grad_norm = 0;      ///< before it is clipped
+  double seconds = 0;        ///< of this step
+  bool skipped = false;      ///< not finite, and nothing was changed
+};
+
+namespace detail {
+/// The shortest text that is read back as the same number; null where JSON has none.
+[[nodiscard]] inline std::string json_number(double value) {
+  if (!std::isfinite(value)) return "null";
+  std::array<char, 40> text{};
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+}
+
+/// The step and loss of one line; step 0 for a line that is none, as a killed run may leave at the
+/// end.
+[[nodiscard]] inline std::pair<std::uint64_t, double> step_and_loss(const std::string& line) {
+  try {
+    const auto object = parse_json(line, "a line of metrics");
+    const auto step = object.find("step");
+    const auto loss = object.find("loss");
+    if (step == object.end() || loss == object.end() || !step->is_number_unsigned()) return {};
+    return {step->get<std::uint64_t>(), loss->is_number() ? loss->get<double>() : std::nan("")};
+  } catch (const FormatError&) {
+    return {};
+  }
+}
+}  // namespace detail
+
+/// @brief One JSON object on one line, with its newline.
+[[nodiscard]] inline std::string metrics_line(const StepMetrics& step) {
+  std::string line = "{\"step\": " + std::to_string(step.step);
+  line += ", \"loss\": " + detail::json_number(step.loss);
+  line += ", \"learning_rate\": " + detail::json_number(step.learning_rate);
+  line += ", \"tokens\": " + std::to_string(step.tokens);
+  line += ", \"grad_norm\": " + (step.skipped ? "null" : detail::json_number(step.grad_norm));
+  line += ", \"seconds\": " + detail::json_number(step.seconds);
+  if (step.skipped) line += ", \"skipped\": true";
+  return line + "}\n";
+}
+
+/// @brief The log of a run: a line a step, written as soon as the step is done.
+/// **Threads.** One.
+class MetricsLog {
+ public:
+  /// @brief Goes on with the log of a run that was saved after `step` (0: begins anew): what later
+  /// steps left is dropped, a line cut short too.
+  /// @throws StorageError naming the path.
+  MetricsLog(const std::filesystem::path& path, std::uint64_t step) : path_{path} {
+    std::string kept;
+    std::error_code error;
+    if (step > 0 && std::filesystem::exists(path, error)) kept = lines_up_to(step);
+    atomic_replace(path_, std::string_view{kept});
+    out_.open(path_, std::ios::binary | std::ios::app);
+    if (!out_) throw StorageError{path_.string(), "cannot be written"};
+  }
+
+  /// @throws StorageError if the line could not be written, e.g. because the disk is full.
+  void add(const StepMetrics& step) {
+    out_ << metrics_line(step) << std::flush;
+    if (!out_) throw StorageError{path_.string(), "writing the step's line failed"};
+    losses_.emplace_back(step.step, step.loss);
+  }
+  /// @brief Step and loss of every line.
+  [[nodiscard]] std::span<const std::pair<std::uint64_t, double>> losses() const noexcept {
+    return losses_;
+  }
+
+ private:
+  [[nodiscard]] std::string lines_up_to(std::uint64_t step) {
+    const std::string text = read_text_file(path_);
+    std::string kept;
+    for (std::size_t begin = 0; begin < text.size();) {
+      const std::size_t end = text.find('\n', begin);
+      if (end == std::string::npos) break;
+      const std::string line = text.substr(begin, end - begin);
+      const auto entry = detail::step_and_loss(line);
+      const std::uint64_t before = losses_.empty() ? 0 : losses_.back().first;
+      if (entry.first > before && entry.first <= step) {
+        kept += line + "\n";
+        losses_.push_back(entry);
+      }
+      begin = end + 1;
+    }
+    return kept;
+  }
+
+  std::filesystem::path path_;
+  std::vector<std::pair<std::uint64_t, double>> losses_;
+  std::ofstream out_;
+};
+
+}  // namespace block_streamer::inline v1

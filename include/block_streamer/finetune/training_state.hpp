@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <block_streamer/block/load_tensor.hpp>
+#include <block_streamer/block/tensor_bridge.hpp>
+#include <block_streamer/checkpoint/checkpoint.hpp>
+#include <block_streamer/checkpoint/crc32c.hpp>
+#include <block_streamer/checkpoint/safetensors_header.hpp>
+#include <block_streamer/checkpoint/safetensors_writer.hpp>
+#include <block_streamer/core/error.hpp>
+#include <block_streamer/core/expects.hpp>
+#include <block_streamer/finetune/run_record.hpp>
+#include <block_streamer/optim/adamw_state.hpp>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+
+#include <charconv>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace block_streamer::inline v1 {
+
+/// How far a run has come. What a step draws and which rows it takes follow from its number.
+struct RunPosition {
+  std::uint64_t step = 0;     ///< finished steps, skipped ones included; 0: nothing is saved yet
+  std::uint64_t skipped = 0;  ///< of them, those that were not finite
+};
+
+/// What a state says of its run.
+struct SavedRun {
+  RunPosition position;
+  std::map<std::string, std::string> record;  ///< RunRecord's fields
+};
+
+namespace detail {
+
+inline constexpr const char* state_format = "block_streamer training state 1";
+
+[[nodiscard]] inline std::uint32_t sum_of(const NamedTensors& tensors) {
+  std::uint32_t sum = 0;
+  for (const auto& [name, tensor] : tensors) {
+    sum = crc32c(std::as_bytes(std::span{name}), sum);
+    sum = crc32c(bytes_of(tensor), sum);
+  }
+  return sum;
+}
+
+/// Parameters and moments as they are written, on the host.
+[[nodiscard]] inline NamedTensors state_tensors(const NamedTensors& parameters,
+                                                const AdamW& optimizer) {
+  std::vector<std::string> names;
+  NamedTensors all;
+  for (const auto& [name, tensor] : parameters) {
+    names.push_back(name);
+    all.emplace_back("parameter." + name, tensor.detach().to(at::kCPU).contiguous());
+  }
+  for (const auto& [name, tensor] : adamw_state(optimizer, names)) {
+    all.emplace_back("optimizer." + name, tensor.to(at::kCPU).contiguous());
+  }
+  return all;
+}
+
+[[nodiscard]] inline std::uint64_t state_number(const std::filesystem::path& path,
+                                                const std::map<std::string, std::string>& metadata,
+                                                const std::string& key) {
+  const auto found = metadata.find(key);
+  const std::string text = found == metadata.end() ? std::string{} : found->second;
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) {
+    throw FormatError{path.string(), "'" + key + "' in its metadata is no whole number"};
+  }
+  return value;
+}
+
+/// Every tensor of the state that is one of `wanted` parameters' or of the optimizer's.
+[[nodiscard]] inline NamedTensors read_state(const std::filesystem::path& path) {
+  const Checkpoint file = Checkpoint::open(path);
+  NamedTensors all;
+  for (const StoredTensor& stored : file.tensors()) {
+    all.emplace_back(stored.spec.name, load_tensor(file, stored.spec.name));
+  }
+  return all;
+}
+
+[[nodiscard]] inline at::Tensor take_parameter(const std::filesystem::path& path,
+                                               std::map<std::string, at::Tensor>& saved,
+                                               const std::string& name, const at::Tensor& like) {
+  const auto found = saved.find("parameter." + name);
+  if (found == saved.end()) throw BindingError{path.string() + ": " + name + " is missing"};
+  at::Tensor value = std::move(saved.extract(found).mapped());
+  if (value.sizes() != like.sizes() || value.scalar_type() != like.scalar_type()) {
+    throw BindingError{path.string() + ": " + name + " has another shape or type than here"};
+  }
+  return value;
+}
+
+}  // namespace detail
+
+/// @brief Writes where a run stands as one file, which replaces the earlier state as a whole:
+/// whenever the process dies, the old state is there or the new one.
+/// At step 0 the tensors are left out: the run was begun and nothing is saved yet.
+/// @param parameters  what trains, under the names that optimizer moments get too.
+/// @throws StorageError naming the path; the earlier state is untouched then.
+/// **Cost.** 12 bytes per trained element on the disk, and on the host for tensors of a device.
+inline void save_training_state(const std::filesystem::path& path, const RunRecord& record,
+                                const RunPosition& position, const NamedTensors& parameters,
+                                const AdamW& optimizer) {
+  NamedTensors tensors;
+  if (position.step > 0) tensors = detail::state_tensors(parameters, optimizer);
+  std::map<std::string, std::string> metadata{{"format", detail::state_format},
+                                              {"step", std::to_string(position.step)},
+                                              {"skipped", std::to_string(position.skipped)}};
+  for (const auto& [name, value] : record.fields()) metadata.emplace("run " + name, value);
+  // In the order of names, which is how the sum is taken when it is read.
+  std::sort(tensors.begin(), tensors.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  metadata.emplace("crc32c", std::to_string(detail::sum_of(tensors)));
+  std::vector<TensorBytes> written;
+  for (const auto& [name, tensor] : tensors) {
+    written.push_back({.spec = {name, dtype_of(tensor.scalar_type()), shape_of(tensor)},
+                       .bytes = bytes_of(tensor)});
+  }
+  write_safetensors(path, written, metadata);
+}
+
+/// @brief What the state at `path` says of its run; nullopt if there is no file.
+/// @throws FormatError if it is no such state, StorageError if it cannot be read.
+[[nodiscard]] inline std::optional<SavedRun> read_saved_run(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return std::nullopt;
+  const SafetensorsHeader header = read_safetensors_header(path);
+  const auto format = header.metadata.find("format");
+  if (format == header.metadata.end() || format->second != detail::state_format) {
+    throw FormatError{path.string(),
+                      std::string{"not a \""} + detail::state_format + "\" by its metadata"};
+  }
+  SavedRun run;
+  run.position = {.step = detail::state_number(path, header.metadata, "step"),
+                  .skipped = detail::state_number(path, header.metadata, "skipped")};
+  constexpr std::string_view prefix = "run ";
+  for (const auto& [key, value] : header.metadata) {
+    if (key.starts_with(prefix)) run.record.emplace(key.substr(prefix.size()), value);
+  }
+  return run;
+}
+
+/// @brief Takes up parameters and moments of a state whose step is not 0: the next step continues
+/// the run bit for bit.
+/// @param parameters  written in place; names, shapes and types are the saved ones.
+/// @throws FormatError if bytes of the file have changed; BindingError naming a tensor that is
+/// missing, unknown or of another shape or type. Nothing has changed then.
+inline void load_training_state(const std::filesystem::path& path, const NamedTensors& parameters,
+                                AdamW& optimizer) {
+  const SafetensorsHeader header = read_safetensors_header(path);
+  NamedTensors all = detail::read_state(path);
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  if (detail::sum_of(all) != detail::state_number(path, header.metadata, "crc32c")) {
+    throw FormatError{path.string(), "its bytes are not those that were saved (crc32c)"};
+  }
+  std::map<std::string, at::Tensor> saved{all.begin(), all.end()};
+  std::vector<std::string> names;
+  std::vector<at::Tensor> targets, values;
+  for (const auto& [name, tensor] : parameters) {
+    names.push_back(name);
+    targets.push_back(tensor);
+    values.push_back(detail::take_parameter(path, saved, name, tensor));
+  }
+  constexpr std::string_view prefix = "optimizer.";
+  NamedTensors moments;
+  for (auto& [name, tensor] : saved) {
+    if (!name.starts_with(prefix)) throw BindingError{path.string() + ": " + name + " is unknown"};
+    moments.emplace_back(name.substr(prefix.size()), std::move(tensor));
+  }
+  load_adamw_state(optimizer, names, targets, moments);
+  const c10::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < targets.size(); ++i) targets[i].copy_(values[i]);
+}
+
+}  // namespace block_streamer::inline v1

@@ -1,0 +1,386 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Finetuning runs of the built program: schedules, saving, killing and going on.
+
+usage: runs_test.py PROGRAM [unittest arguments…]
+"""
+
+import hashlib
+import json
+import math
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import tiny_model  # noqa: E402
+
+PROGRAM = ""
+ADAPTER_FILES = ["adapter_config.json", "adapter_model.safetensors"]
+RUN_FILES = {*ADAPTER_FILES, "metrics.jsonl", "loss.svg", "resume"}
+TEXT = "In the beginning was a text, and it was not long. " * 24
+
+
+class RunsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="bs-runs-"))
+        cls.model = tiny_model.write_model(cls.folder / "model")
+        cls.data = cls.folder / "data.txt"
+        cls.data.write_text(TEXT)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def setUp(self):
+        self.output = self.folder / self.id().split(".")[-1]
+
+    def command(self, output, *arguments, model=None, data=None, rank=("--rank", "4")):
+        return [PROGRAM, "finetune", "--model", str(model or self.model), "--device", "cpu", "--dtype", "fp32", "--data", str(data or self.data),
+                "--seq-len", "40", "--lr", "1e-2", *rank, "--output", str(output), *map(str, arguments)]  # fmt: skip
+
+    def run_program(self, output, *arguments, code=0, **options):
+        done = subprocess.run(self.command(output, *arguments, **options), capture_output=True, timeout=300)
+        err = done.stderr.decode()
+        self.assertEqual(done.returncode, code, err)
+        self.assertNotIn("terminate called", err)
+        return err
+
+    def killed(self, output, when, *arguments):
+        """Runs until when() is true, which is asked all the time, then SIGKILL. False if it ended before."""
+        with tempfile.TemporaryFile() as err:
+            running = subprocess.Popen(self.command(output, *arguments), stdout=subprocess.DEVNULL, stderr=err)
+            while running.poll() is None and not when():
+                os.sched_yield()
+            running.kill()
+            code = running.wait(timeout=120)
+            err.seek(0)
+            self.assertIn(code, (0, -signal.SIGKILL), err.read())
+        return code != 0
+
+    def lines(self, output):
+        """Steps that the log tells of."""
+        try:
+            return (output / "metrics.jsonl").read_bytes().count(b"\n")
+        except FileNotFoundError:
+            return 0
+
+    def within_state(self, output):
+        """While the state is written beside its place."""
+        try:
+            return any(".part" in name for name in os.listdir(output / "resume"))
+        except FileNotFoundError:
+            return False
+
+    def adapter(self, output):
+        return [(output / name).read_bytes() for name in ADAPTER_FILES]
+
+    def metrics(self, output):
+        return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+    def state(self, output):
+        """The metadata of the saved state."""
+        data = (output / "resume" / "state.safetensors").read_bytes()
+        return json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])["__metadata__"]
+
+    def everything(self, output):
+        return {f: (f.read_bytes(), f.stat().st_mtime_ns, f.stat().st_ino) for f in sorted(output.rglob("*")) if f.is_file()}
+
+
+class Schedules(RunsTest):
+    def rates(self, *arguments):
+        self.run_program(self.output, "--steps", 10, "--overwrite", *arguments)
+        return [m["learning_rate"] for m in self.metrics(self.output)]
+
+    def test_rates_are_those_of_the_formulas(self):
+        self.assertEqual(self.rates(), [1e-2] * 10)
+        warm = [0, 0.25e-2, 0.5e-2, 0.75e-2]
+        for name, after in [("constant", lambda p: 1), ("linear", lambda p: 1 - p), ("cosine", lambda p: (1 + math.cos(math.pi * p)) / 2)]:
+            seen = self.rates("--schedule", name, "--warmup-steps", 4)
+            for got, wanted in zip(seen, warm + [1e-2 * after(i / 6) for i in range(6)]):
+                self.assertAlmostEqual(got, wanted, places=12)
+
+    def test_a_warm_up_as_long_as_the_run_is_refused(self):
+        self.assertIn("--warmup-steps 10", self.run_program(self.output, "--steps", 10, "--warmup-steps", 10, code=1))
+        self.assertIn("--schedule", self.run_program(self.output, "--schedule", "square", code=2))
+        self.assertIn("--max-grad-norm", self.run_program(self.output, "--max-grad-norm", 0, code=2))
+
+    def test_a_clipped_first_step_moves_less_and_the_norm_is_told_unclipped(self):
+        # Adam divides the scale of a first step out again, so the second one tells.
+        self.run_program(self.output, "--steps", 3)
+        free, weights = self.metrics(self.output), self.adapter(self.output)[1]
+        self.run_program(self.output, "--steps", 3, "--overwrite", "--max-grad-norm", free[0]["grad_norm"] / 50)
+        clipped = self.metrics(self.output)
+        self.assertEqual(clipped[0]["grad_norm"], free[0]["grad_norm"])
+        self.assertNotEqual(self.adapter(self.output)[1], weights)
+        self.run_program(self.output, "--steps", 3, "--overwrite", "--max-grad-norm", 1e9)
+        self.assertEqual(self.adapter(self.output)[1], weights)
+
+    def test_rows_come_as_the_file_has_them_or_by_the_seed(self):
+        rows = self.folder / "rows.jsonl"  # each with a length of its own
+        rows.write_text("".join(json.dumps({"text": "a" * (i + 2)}) + "\n" for i in range(7)))
+        def order(*arguments):
+            self.run_program(self.output, "--overwrite", "--epochs", 2, *arguments, data=rows)
+            return [m["tokens"] - 3 for m in self.metrics(self.output)]
+        self.assertEqual(order("--no-shuffle"), [0, 1, 2, 3, 4, 5, 6] * 2)
+        first = order("--shuffle", "--seed", 5)
+        self.assertEqual([sorted(first[:7]), sorted(first[7:])], [[0, 1, 2, 3, 4, 5, 6]] * 2)
+        self.assertNotEqual(first[:7], first[7:])
+        self.assertEqual(order("--seed", 5), first)
+        self.assertNotEqual(order("--seed", 6), first)
+
+
+class Forms(RunsTest):
+    def config(self):
+        return json.loads((self.output / "adapter_config.json").read_text())
+
+    def test_patterns_and_scales_are_in_the_adapters_configuration(self):
+        self.run_program(self.output, "--steps", 1, "--target-regex", ".*[.][12][.](mlp[.].*|self_attn[.]q_proj)", "--rslora",
+                         "--rank-pattern", "layers[.]1[.]mlp[.]up_proj=2", "--rank-pattern", "mlp[.].*=3", "--alpha-pattern", "q_proj=1.5")  # fmt: skip
+        seen = self.config()
+        self.assertTrue(seen["use_rslora"])
+        self.assertEqual(seen["rank_pattern"]["model.layers.1.mlp.up_proj"], 2)
+        self.assertEqual(seen["rank_pattern"]["model.layers.2.mlp.up_proj"], 3)
+        self.assertEqual(len(seen["rank_pattern"]), 6)
+        self.assertEqual(seen["alpha_pattern"], {f"model.layers.{n}.self_attn.q_proj": 1.5 for n in [1, 2]})
+        self.assertEqual(seen["layers_to_transform"], [1, 2])
+        more = ["--steps", 1, "--adapter", self.output]
+        again = self.output.with_suffix(".again")
+        self.run_program(again, *more, rank=())
+        for option, value in [("--rank-pattern", "q_proj=2"), ("--alpha-pattern", "q_proj=2"), ("--target-regex", ".*")]:
+            self.assertIn(option, self.run_program(self.output.with_suffix(".no"), *more, option, value, code=1, rank=()))
+
+    def test_bad_patterns_are_refused(self):
+        for option, value, code in [("--rank-pattern", "q_proj", 2), ("--rank-pattern", "=3", 2), ("--rank-pattern", "q_proj=0", 2),
+                                    ("--rank-pattern", "q_proj=1.5", 2), ("--alpha-pattern", "q_proj=-1", 2), ("--rank-pattern", "z_proj=3", 1),
+                                    ("--target-regex", "q_proj", 1), ("--rank-pattern", "k_proj=17", 1)]:  # fmt: skip
+            err = self.run_program(self.output, "--steps", 1, option, value, code=code)
+            self.assertEqual(err.count("error: "), 1, err)
+        self.assertIn("excludes", self.run_program(self.output, "--targets", "q_proj", "--target-regex", "a", code=2))
+        self.assertFalse(self.output.exists())
+
+
+class Saving(RunsTest):
+    FORM = ["--steps", 24, "--batch", 2, "--grad-accum", 2, "--dropout", "0.25", "--schedule", "cosine", "--warmup-steps", 3, "--max-grad-norm", "0.5", "--seed", 11]
+
+    def test_files_of_a_run(self):
+        self.run_program(self.output, "--steps", 5, "--batch", 2)
+        self.assertEqual({f.name for f in self.output.iterdir()}, RUN_FILES)
+        seen = self.metrics(self.output)
+        self.assertEqual([m["step"] for m in seen], [1, 2, 3, 4, 5])
+        for m in seen:
+            self.assertEqual(m.keys(), {"step", "loss", "learning_rate", "tokens", "grad_norm", "seconds"})
+            self.assertEqual(m["tokens"], 80)
+            self.assertGreater(m["grad_norm"], 0)
+            self.assertGreater(m["seconds"], 0)
+        plot = xml.etree.ElementTree.parse(self.output / "loss.svg").getroot()
+        line = [e for e in plot if e.tag.endswith("polyline")][0].get("points").split()
+        self.assertEqual(len(line), 5)
+        x, y = zip(*[map(float, p.split(",")) for p in line])
+        self.assertEqual(list(x), [70, 247.5, 425, 602.5, 780])
+        self.assertEqual({min(y), max(y)}, {40, 370})
+        losses = [m["loss"] for m in seen]
+        self.assertEqual(losses.index(min(losses)), y.index(370))
+
+    def test_killed_at_random_moments_it_ends_with_the_same_bytes(self):
+        whole = self.output / "whole"
+        self.run_program(whole, *self.FORM)
+        rng = random.Random(20)
+        output = self.output / "killed"
+        moments = {
+            "a step": lambda: True,
+            "the state": lambda: self.within_state(output),
+            "the adapter": lambda: (output / ".adapter-new").exists(),
+        }
+        kills, ends = dict.fromkeys(moments, 0), 0
+        while sum(kills.values()) < 21 or ends < 2:
+            state = output / "resume" / "state.safetensors"
+            saved, name = int(self.state(output)["step"]) if state.exists() else 0, rng.choice(list(moments))
+            target = saved + rng.randint(1, 5)
+            if self.killed(output, lambda: self.lines(output) >= target and moments[name](), *self.FORM, "--resume", "--save-every", rng.choice([1, 2, 3])):
+                kills[name] += 1
+                continue
+            ends += 1  # killed several times, it has come to its end
+            self.assertEqual(self.adapter(output), self.adapter(whole))
+            timeless = lambda o: [m | {"seconds": 0} for m in self.metrics(o)]  # noqa: E731
+            self.assertEqual(timeless(output), timeless(whole))
+            self.assertEqual((output / "loss.svg").read_bytes(), (whole / "loss.svg").read_bytes())
+            self.assertEqual([f for f in output.rglob("*") if ".part" in f.name or "new" in f.name], [])
+            shutil.rmtree(output)
+        print(f"\n  killed {kills}", file=sys.stderr)
+        self.assertGreaterEqual(min(kills.values()), 2)
+
+    def test_killed_before_anything_was_saved_it_starts_from_the_beginning(self):
+        whole = self.output / "whole"
+        self.run_program(whole, *self.FORM)
+        output = self.output / "killed"
+        self.assertTrue(self.killed(output, lambda: self.lines(output) >= 4, *self.FORM))
+        self.assertEqual(self.state(output)["step"], "0")
+        self.assertFalse((output / ADAPTER_FILES[1]).exists())
+        err = self.run_program(output, *self.FORM, "--resume")
+        self.assertIn("the run starts from the beginning", err)
+        self.assertEqual(self.adapter(output), self.adapter(whole))
+        nowhere = self.output / "never-begun"
+        self.assertIn("the run starts from the beginning", self.run_program(nowhere, *self.FORM, "--resume"))
+        self.assertEqual(self.adapter(nowhere), self.adapter(whole))
+
+    def test_resumed_when_finished_it_changes_nothing(self):
+        self.run_program(self.output, *self.FORM)
+        before = self.everything(self.output)
+        self.assertIn("is finished, after step 24", self.run_program(self.output, *self.FORM, "--resume"))
+        self.assertEqual(self.everything(self.output), before)
+        # Killed between the last state and the adapter's files: they are made from the state.
+        whole = self.adapter(self.output)
+        (self.output / ADAPTER_FILES[1]).unlink()
+        self.assertIn("wrote the rest", self.run_program(self.output, *self.FORM, "--resume"))
+        self.assertEqual(self.adapter(self.output), whole)
+
+    def test_an_interrupted_run_goes_on(self):
+        whole, output = self.output / "whole", self.output / "interrupted"
+        self.run_program(whole, *self.FORM)
+        running = subprocess.Popen(self.command(output, *self.FORM), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        while running.poll() is None and self.lines(output) < 3:
+            os.sched_yield()
+        running.send_signal(signal.SIGINT)
+        shown = running.communicate(timeout=60)[1]
+        self.assertEqual(running.returncode, 130, shown)
+        step = int(re.search(rb"after step (\d+); --resume goes on", shown).group(1))
+        self.assertEqual(self.state(output)["step"], str(step))
+        self.assertIn(f"goes on after step {step}", self.run_program(output, *self.FORM, "--resume"))
+        self.assertEqual(self.adapter(output), self.adapter(whole))
+
+    def test_a_run_of_another_configuration_is_refused_by_name(self):
+        self.run_program(self.output, *self.FORM)
+        before = self.everything(self.output)
+        other_data = self.folder / "other.txt"
+        other_data.write_text(TEXT[:-50] + "Something else stands at the end of this text now.")
+        other_model = tiny_model.write_model(self.output.with_suffix(".model"), seed=2)
+        for option, value in [("--steps", 25), ("--batch", 1), ("--grad-accum", 1), ("--dropout", 0), ("--schedule", "linear"), ("--warmup-steps", 2),
+                              ("--max-grad-norm", 1), ("--seed", 12), ("--lr", "2e-2"), ("--rank", 8), ("--alpha", 16), ("--targets", "q_proj"),
+                              ("--top-fraction", 0.5), ("--seq-len", 30), ("--dtype", "bf16")]:  # fmt: skip
+            changed = self.command(self.output, *self.FORM, "--resume")
+            at = changed.index(option) + 1 if option in changed else None
+            changed = changed[:at] + [str(value)] + changed[at + 1 :] if at else changed + [option, str(value)]
+            done = subprocess.run(changed, capture_output=True)
+            self.assertEqual(done.returncode, 1, changed)
+            self.assertRegex(done.stderr.decode(), rf"another configuration: {option} was .*, here it is ")
+        for option, more in [("--data", {"data": other_data}), ("--model", {"model": other_model})]:
+            self.assertIn(f"configuration: {option} was", self.run_program(self.output, *self.FORM, "--resume", code=1, **more))
+        self.assertIn("configuration: --shuffle was on, here it is off", self.run_program(self.output, *self.FORM, "--resume", "--no-shuffle", code=1))
+        self.assertEqual(self.everything(self.output), before)
+
+    def test_folders_that_cannot_be_resumed(self):
+        self.run_program(self.output, "--steps", 2)
+        self.assertIn("--resume", self.run_program(self.output, "--steps", 2, code=1))
+        self.assertIn("excludes", self.run_program(self.output, "--steps", 2, "--resume", "--overwrite", code=2))
+        state = self.output / "resume" / "state.safetensors"
+        good = state.read_bytes()
+        state.write_bytes(good[:-3] + b"abc")
+        self.assertIn("crc32c", self.run_program(self.output, "--steps", 2, "--resume", code=1))
+        state.write_bytes(good[: len(good) // 2])
+        self.assertIn("state.safetensors", self.run_program(self.output, "--steps", 2, "--resume", code=1))
+        shutil.copy(self.output / ADAPTER_FILES[1], state)
+        self.assertIn("training state", self.run_program(self.output, "--steps", 2, "--resume", code=1))
+        shutil.rmtree(state.parent)
+        self.assertIn("no run to resume", self.run_program(self.output, "--steps", 2, "--resume", code=1))
+
+    def test_an_adapter_that_a_run_went_on_with(self):
+        start, output = self.output / "start", self.output / "more"
+        self.run_program(start, "--steps", 2)
+        more = ["--steps", 6, "--adapter", start]
+        self.run_program(output, *more)
+        whole = self.adapter(output)
+        killed = self.output / "killed"
+        self.assertTrue(self.killed(killed, lambda: self.lines(killed) >= 4, *more, "--save-every", 2))
+        self.run_program(killed, *more, "--resume", "--save-every", 2)
+        self.assertEqual(self.adapter(killed), whole)
+        self.assertIn("--adapter was", self.run_program(killed, "--steps", 6, "--resume", code=1))
+
+    def test_a_full_disk_leaves_the_last_good_state(self):
+        self.run_program(self.output, *self.FORM[2:], "--steps", 9, "--save-every", 9)
+        size = (self.output / "resume" / "state.safetensors").stat().st_size
+        output = self.output / "full"
+        self.assertTrue(self.killed(output, lambda: self.lines(output) >= 3, *self.FORM, "--save-every", 2))
+        before = (self.state(output), self.adapter(output))
+        limited = ["bash", "-c", f"trap '' XFSZ; ulimit -f {size // 1024 - 8}; exec \"$@\"", "bash"]
+        done = subprocess.run([*limited, *self.command(output, *self.FORM, "--resume", "--save-every", 2)], capture_output=True)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stderr.decode(), r"error: .*state\.safetensors.*writing failed")
+        self.assertEqual((self.state(output), self.adapter(output)), before)
+        self.run_program(output, *self.FORM, "--resume")
+        whole = self.output / "whole"
+        self.run_program(whole, *self.FORM)
+        self.assertEqual(self.adapter(output), self.adapter(whole))
+
+
+class NotFinite(RunsTest):
+    """The embedding of one letter is NaN, and the head another tensor: steps with that letter are not finite."""
+
+    def setUp(self):
+        super().setUp()
+        self.poisoned = self.folder / "poisoned"
+        if not self.poisoned.exists():
+            self.poison()
+        self.rows = self.folder / "rows-with-x.jsonl"
+        texts = ["abcdefg", "hijklmn", "opxqrs", "tuvwyz", "aabbccx", "ddeeff"]
+        self.rows.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+
+    def poison(self):
+        tiny_model.write_model(self.poisoned)
+        config = json.loads((self.poisoned / "config.json").read_text())
+        (self.poisoned / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+        path = self.poisoned / "model.safetensors"
+        data = path.read_bytes()
+        size = struct.unpack("<Q", data[:8])[0]
+        header, tensors = json.loads(data[8 : 8 + size]), bytearray(data[8 + size :])
+        embedding = header["model.embed_tokens.weight"]
+        begin, end = embedding["data_offsets"]
+        header["lm_head.weight"] = embedding | {"data_offsets": [len(tensors), len(tensors) + end - begin]}
+        tensors += tensors[begin:end]
+        row = begin + (len(tiny_model.SPECIAL) + ord("x")) * tiny_model.HIDDEN * 2
+        tensors[row : row + 2] = b"\xc0\x7f"
+        text = json.dumps(header).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + tensors)
+
+    def test_by_default_it_stops_and_the_last_good_state_stays(self):
+        base = ["--epochs", 1, "--no-shuffle", "--save-every", 1]
+        err = self.run_program(self.output, *base, code=1, model=self.poisoned, data=self.rows)
+        self.assertRegex(err, r"error: step 3: the loss is not finite; .* in the embedding")
+        self.assertEqual(self.state(self.output)["step"], "2")
+        err = self.run_program(self.output, *base, "--resume", "--skip-non-finite", model=self.poisoned, data=self.rows)
+        self.assertIn("goes on after step 2", err)
+        self.assertIn("step 3 is skipped: the loss is not finite", err)
+
+    def test_skipped_steps_change_nothing_and_are_told(self):
+        base = ["--epochs", 1, "--no-shuffle", "--skip-non-finite"]
+        err = self.run_program(self.output, *base, model=self.poisoned, data=self.rows)
+        self.assertEqual(re.findall(r"step (\d) is skipped", err), ["3", "5"])
+        self.assertIn("2 steps skipped", err)
+        self.assertEqual([m["step"] for m in self.metrics(self.output) if m.get("skipped")], [3, 5])
+        self.assertEqual([m["step"] for m in self.metrics(self.output) if m["loss"] is None], [3, 5])
+        clean = self.folder / "rows-without-x.jsonl"
+        clean.write_text("".join(line + "\n" for line in self.rows.read_text().splitlines() if "x" not in json.loads(line)["text"]))
+        alone = self.output.with_suffix(".clean")
+        self.run_program(alone, *base, model=self.poisoned, data=clean)
+        self.assertEqual(self.adapter(alone)[1], self.adapter(self.output)[1])
+
+    def test_a_run_in_which_every_step_is_skipped_fails(self):
+        only = self.folder / "only-x.jsonl"
+        only.write_text(json.dumps({"text": "xx"}) + "\n")
+        self.assertIn("all 3 steps were skipped", self.run_program(self.output, "--steps", 3, "--skip-non-finite", code=1, model=self.poisoned, data=only))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    PROGRAM = os.path.abspath(sys.argv[1])
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
