@@ -152,6 +152,8 @@ set(BLOCK_STREAMER_IO_HEADERS
   pipeline/arena.hpp
   pipeline/block_pipeline.hpp
   pipeline/failure.hpp
+  pipeline/fetch_driver.hpp
+  pipeline/fetch_inbox.hpp
   pipeline/fetch_machine.hpp
   pipeline/fetch_queue.hpp
   pipeline/finisher.hpp
@@ -159,8 +161,10 @@ set(BLOCK_STREAMER_IO_HEADERS
   pipeline/ordering_rules.hpp
   pipeline/pass.hpp
   pipeline/pipeline_shape.hpp
+  pipeline/shared_machine.hpp
   pipeline/slot.hpp
   pipeline/slot_table.hpp
+  pipeline/span_trace.hpp
   pipeline/staging_ring.hpp
   pipeline/ticket_pool.hpp
   pipeline/transfers.hpp
