@@ -112,7 +112,7 @@ class PageLockBenchmark {
   StartUp ram_tier() {
     const Stopwatch all;
     bs::BlockLayout layout;
-    layout.slot_byte_count.push_back((options_.mib << 20) / block_count);
+    layout.slot_byte_count.assign(1, (options_.mib << 20) / block_count);
     bs::RamStorage storage{std::vector<bs::BlockLayout>(block_count, layout)};
     for (std::size_t b = 0; b < block_count; ++b)
       first_touch(storage.writable_bytes(bs::block_at(b)));

@@ -52,31 +52,28 @@ class CudaTest(unittest.TestCase):
 
     def ways(self):
         """Options that must change nothing but where bytes lie."""
-        block = str(self.block_bytes())
+        block = str(3 * self.block_bytes())  # a slot is padded, and may hold fp32
         for tier in TIERS:
             for resident in RESIDENT:
                 yield ["--storage", tier, "--resident", resident]
             yield ["--storage", tier, "--prefetch-ahead", "0"]
             yield ["--storage", tier, "--prefetch-ahead", "5"]
             yield ["--storage", tier, "--device-budget", block]
-        for blocks in (0, 1, 2):
-            yield ["--storage", "tiered", "--ram-budget", str(blocks * self.block_bytes() + 1)]
+        for eighths in (9, 18):  # one block of the three in memory, two
+            yield ["--storage", "tiered", "--ram-budget", str(eighths * self.block_bytes() // 8)]
 
     def block_bytes(self):
         _, out, _ = run("inspect", "--model", self.models["tied"], "--json")
         return json.loads(out)["largest_block_bytes"]
 
     def test_text_is_the_same(self):
-        for model in self.models:
-            told = {}
-            for dtype in ("bf16", "fp32"):
-                texts = {}
-                for way in [[], *self.ways()]:
-                    out, _ = self.ok("generate", model, "--prompt", "In the", "--max-new-tokens", "24", "--dtype", dtype, *way)
-                    texts[" ".join(way)] = out
-                self.assertEqual(len(set(texts.values())), 1, texts)
-                told[dtype] = texts[""]
-            self.assertTrue(all(told.values()))
+        for model, dtype in [("tied", "bf16"), ("untied", "fp32")]:
+            texts = {}
+            for way in [[], *self.ways()]:
+                out, _ = self.ok("generate", model, "--prompt", "In the", "--max-new-tokens", "24", "--dtype", dtype, *way)
+                texts[" ".join(way)] = out
+            self.assertEqual(len(set(texts.values())), 1, texts)
+            self.assertTrue(texts[""])
 
     def test_loss_is_the_same_to_the_last_printed_digit(self):
         for model in self.models:
