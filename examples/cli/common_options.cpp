@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <limits>
 
 namespace block_streamer_cli {
 namespace {
@@ -44,6 +45,14 @@ CLI::Validator size_in_bytes() {
 std::string check_whole_number(const std::string& text) {
   const bool digits = !text.empty() && std::all_of(text.begin(), text.end(), is_digit);
   return digits ? std::string{} : "'" + text + "' is no whole number from 0 up";
+}
+
+std::string check_positive(const std::string& text) {
+  double value = 0;
+  const bool number = CLI::detail::lexical_cast(text, value);
+  return number && value > 0 && value <= std::numeric_limits<float>::max()
+             ? std::string{}
+             : "'" + text + "' is no number above 0 (and at most 3.4e38)";
 }
 
 void add_model_option(CLI::App& app, std::filesystem::path& model) {

@@ -29,6 +29,8 @@ struct CommonOptions {
 [[nodiscard]] CLI::Validator size_in_bytes();
 /// @brief For check(): digits alone. A minus sign would wrap around.
 [[nodiscard]] std::string check_whole_number(const std::string& text);
+/// @brief A number above 0 that fp32 holds: no NaN, no infinity.
+[[nodiscard]] std::string check_positive(const std::string& text);
 
 void add_model_option(CLI::App& app, std::filesystem::path& model);
 void add_common_options(CLI::App& app, CommonOptions& options);

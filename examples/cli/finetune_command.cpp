@@ -78,6 +78,12 @@ std::string check_fraction(const std::string& text) {
   return number && value > 0 && value <= 1 ? std::string{} : "'" + text + "' is not in (0, 1]";
 }
 
+std::string check_dropout(const std::string& text) {
+  double value = 0;
+  const bool number = CLI::detail::lexical_cast(text, value);
+  return number && value >= 0 && value < 1 ? std::string{} : "'" + text + "' is not in [0, 1)";
+}
+
 void add_training_options(CLI::App& app, FinetuneOptions& options) {
   const std::string group = "Training";
   const auto count = CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 31);
@@ -105,7 +111,7 @@ void add_training_options(CLI::App& app, FinetuneOptions& options) {
       ->capture_default_str();
   app.add_option("--lr", options.learning_rate, "learning rate")
       ->type_name("RATE")
-      ->check(CLI::PositiveNumber)
+      ->check(check_positive)
       ->group(group)
       ->capture_default_str();
   const std::map<std::string, block_streamer::ScheduleShape> shapes{
@@ -124,7 +130,7 @@ void add_training_options(CLI::App& app, FinetuneOptions& options) {
       ->capture_default_str();
   app.add_option("--max-grad-norm", options.max_grad_norm,
                  "scales a larger gradient down to this (default: never)")
-      ->check(CLI::PositiveNumber)
+      ->check(check_positive)
       ->type_name("X")
       ->group(group);
   app.add_flag("--shuffle,!--no-shuffle", options.shuffle,
@@ -151,7 +157,8 @@ void add_pattern(CLI::App& app, const std::string& name, const std::string& desc
              const std::size_t at = text.rfind('=');
              Value value{};
              if (at == 0 || at == std::string::npos ||
-                 !CLI::detail::lexical_cast(text.substr(at + 1), value) || !(value > 0)) {
+                 !CLI::detail::lexical_cast(text.substr(at + 1), value) || !(value > 0) ||
+                 !check_positive(text.substr(at + 1)).empty()) {
                throw CLI::ValidationError(name, "'" + text + "' is not NAME=NUMBER, above 0");
              }
              to.emplace_back(text.substr(0, at), value);
@@ -179,11 +186,11 @@ void add_adapter_options(CLI::App& app, FinetuneOptions& options) {
       ->type_name("R")
       ->group(group);
   app.add_option("--alpha", form.alpha, "the adapter counts alpha / rank (default: 32)")
-      ->check(CLI::PositiveNumber)
+      ->check(check_positive)
       ->type_name("A")
       ->group(group);
   app.add_option("--dropout", form.dropout, "on the adapters' inputs (default: 0)")
-      ->check(CLI::Range(0.0, 0.999999))
+      ->check(check_dropout)
       ->type_name("P")
       ->group(group);
   auto* targets =

@@ -157,6 +157,7 @@ class TextLine {
 int run_single(const Command& command, const ModelText& text) {
   const Prompt prompt =
       command.prompt ? Prompt{*command.prompt, {}, {}} : read_single_prompt(command.prompt_file);
+  bs::expect_utf8(prompt.text, command.prompt ? "--prompt" : command.prompt_file);
   GenerateJob job{text.tokenizer(), {encode(command, text, prompt)}, command.generation, {}};
   const std::unique_ptr<ModelRunner> runner = open_runner(command.common);
   if (!command.adapter.empty()) runner->load_adapter(command.adapter);
@@ -242,6 +243,10 @@ int run(Command command) {
   }
   require_writable(command.common);
   require_writable(command.output);
+  require_distinct({{"--prompt-file", command.prompt_file},
+                    {"--output", command.output},
+                    {"--stats", command.common.stats},
+                    {"--trace", command.common.trace}});
   const ModelText text{command.common.model};
   command.generation.eos_ids = end_ids(command.common);
   return command.batch == 0 ? run_single(command, text) : run_batch(command, text);

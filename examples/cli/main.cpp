@@ -2,6 +2,7 @@
 // block-streamer: runs, finetunes and examines models whose blocks stay in storage.
 #include "command.hpp"
 #include "console.hpp"
+#include "process_setup.hpp"
 #include "usage_error.hpp"
 
 #include <block_streamer/core/config.hpp>
@@ -56,6 +57,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  cli::set_up_process();
   try {
     const int code = run(argc, argv);
     std::cout.flush();

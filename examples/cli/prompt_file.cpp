@@ -55,8 +55,10 @@ std::vector<Prompt> read_prompts(const std::string& file) {
   if (!rows && path.extension() != ".txt") {
     throw bs::UnsupportedError{file + ": prompts of a batch are a .txt or a .jsonl file"};
   }
-  const std::string text = bs::read_text_file(path);
+  std::string text = bs::read_text_file(path);
   bs::expect_utf8(text, file);
+  constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
+  if (text.starts_with(byte_order_mark)) text.erase(0, byte_order_mark.size());
   std::vector<Prompt> prompts;
   std::size_t number = 0;
   for (std::size_t begin = 0; begin < text.size();) {

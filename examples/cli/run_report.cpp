@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run_report.hpp"
+#include "usage_error.hpp"
 
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/os/atomic_replace.hpp>
@@ -55,6 +56,9 @@ void require_writable(const std::filesystem::path& file) {
   if (std::filesystem::is_directory(file, error)) {
     throw bs::StorageError{file.string(), "is a folder, a file is to be written"};
   }
+  if (std::filesystem::exists(file, error) && !std::filesystem::is_regular_file(file, error)) {
+    throw bs::StorageError{file.string(), "is no regular file: it is not replaced"};
+  }
   const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
   // The file is written beside its place and moved there, so it is the folder that counts.
   if (::access(folder.c_str(), W_OK | X_OK) != 0) {
@@ -70,6 +74,22 @@ void require_readable(const std::filesystem::path& file) {
 void require_writable(const CommonOptions& options) {
   require_writable(options.stats);
   require_writable(options.trace);
+  require_distinct({{"--stats", options.stats}, {"--trace", options.trace}});
+}
+
+void require_distinct(const std::vector<std::pair<std::string, std::filesystem::path>>& files) {
+  std::error_code error;
+  const auto real = [&](const std::filesystem::path& file) {
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(file, error), error);
+  };
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      if (files[i].second.empty() || files[j].second.empty()) continue;
+      if (real(files[i].second) != real(files[j].second)) continue;
+      throw UsageError{files[j].first + " and " + files[i].first +
+                       " name one file: " + files[i].second.string()};
+    }
+  }
 }
 
 void write_reports(const CommonOptions& options, ModelRunner& runner, const RunTotals& totals) {

@@ -5,6 +5,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace block_streamer_cli {
 
@@ -23,6 +26,9 @@ struct RunTotals {
 void require_writable(const std::filesystem::path& file);
 /// @throws StorageError now rather than after the model was loaded, if the file cannot be read.
 void require_readable(const std::filesystem::path& file);
+/// @throws UsageError naming the options if two of these files, each with its option, are one;
+/// empty names are none.
+void require_distinct(const std::vector<std::pair<std::string, std::filesystem::path>>& files);
 /// @brief The files that the common options name.
 void require_writable(const CommonOptions& options);
 

@@ -19,8 +19,12 @@ auto translated(F&& action) {
   } catch (const c10::Error& error) {
     const std::string what = error.what_without_backtrace();
     const bool memory = what.find("not enough memory") != std::string::npos ||
-                        what.find("out of memory") != std::string::npos;
-    throw block_streamer::Error{(memory ? "out of memory: " : "LibTorch: ") + what};
+                        what.find("out of memory") != std::string::npos ||
+                        what.find("alloc_cpu") != std::string::npos;
+    throw block_streamer::Error{(memory ? "out of memory (a smaller --batch or --seq-len, or "
+                                          "--storage file, needs less): "
+                                        : "LibTorch: ") +
+                                what};
   }
 }
 

@@ -625,6 +625,79 @@ class SmolLM2(CliTest):
         self.assertEqual(self.ok("tokenize", "--model", SMOLLM2, "--decode", "-", stdin=ids).decode(), text)
 
 
+class Surroundings(CliTest):
+    """What a shell or a system hands over besides the options."""
+
+    def setUp(self):
+        self.place = self.folder / self.id().split(".")[-1]
+        self.place.mkdir()
+        self.data = self.place / "data.txt"
+        self.data.write_text("In the beginning was a text, and it was not long. " * 12)
+
+    def finetune(self, *arguments):
+        return [PROGRAM, "finetune", "--model", str(self.model), "--device", "cpu", "--dtype", "fp32", "--data", str(self.data),
+                "--seq-len", "16", "--rank", "4", "--output", str(self.place / "adapter"), *map(str, arguments)]  # fmt: skip
+
+    def shell(self, command, *words):
+        done = subprocess.run(["bash", "-c", command, "bash", *map(str, words)], capture_output=True, timeout=300)
+        return done.returncode, done.stdout, done.stderr.decode()
+
+    def test_messages_never_go_into_files_when_stderr_is_closed(self):
+        code, _, _ = self.shell('"$@" 2>&-', *self.finetune("--steps", 4, "--lr", "1e30", "--skip-non-finite", "--save-every", 1))
+        lines = (self.place / "adapter" / "metrics.jsonl").read_text().splitlines()
+        self.assertEqual([json.loads(line)["step"] for line in lines], list(range(1, len(lines) + 1)))
+        self.assertIn(code, (0, 1))
+
+    def test_what_is_no_file_is_not_replaced(self):
+        pipe, prompts = self.place / "pipe", self.place / "prompts.txt"
+        os.mkfifo(pipe)
+        prompts.write_text("hi\n")
+        base = ["generate", "--model", self.model, "--device", "cpu", "--max-new-tokens", 1]
+        for arguments in [["--prompt", "a", "--stats", pipe], ["--prompt", "a", "--trace", pipe],
+                          ["--batch", 1, "--prompt-file", prompts, "--output", pipe]]:  # fmt: skip
+            self.refused(*base, *arguments, code=1, says=["pipe", "no regular file"])
+            self.assertTrue(pipe.is_fifo())
+
+    def test_a_file_is_written_once(self):
+        prompts, both = self.place / "prompts.txt", self.place / "both"
+        prompts.write_text("hi\n")
+        base = ["generate", "--model", self.model, "--device", "cpu", "--max-new-tokens", 1]
+        self.refused(*base, "--prompt", "a", "--stats", both, "--trace", both, code=2, says=["--stats", "--trace"])
+        self.refused(*base, "--batch", 1, "--prompt-file", prompts, "--output", prompts, code=2, says=["--prompt-file", "--output"])
+        self.assertEqual(prompts.read_text(), "hi\n")
+
+    def test_a_limit_of_file_size_is_an_error(self):
+        code, _, err = self.shell('ulimit -f 20; "$@"', *self.finetune("--steps", 2))
+        self.assertEqual(code, 1, err)
+        self.assertIn("File too large", err)
+        self.assertEqual([f for f in self.place.rglob(".*part*")], [])
+
+    def test_a_reader_that_leaves_is_an_error_or_nothing(self):
+        code, _, err = self.shell('set -o pipefail; "$@" | true', PROGRAM, "generate", "--model", self.model, "--device", "cpu",
+                                  "--prompt", "a", "--max-new-tokens", 100)  # fmt: skip
+        self.assertEqual(code, 1, err)
+        self.assertIn("standard output: writing failed", err)
+        code, _, _ = self.shell('set -o pipefail; "$@" 2>&1 | true', *self.finetune("--steps", 3))
+        self.assertEqual(code, 0)
+        self.assertTrue((self.place / "adapter" / "adapter_model.safetensors").exists())
+
+    def test_numbers_are_numbers(self):
+        for option, value in [("--lr", "nan"), ("--lr", "inf"), ("--max-grad-norm", "nan"), ("--alpha", "nan"), ("--alpha", "1e300"),
+                              ("--dropout", "nan"), ("--alpha-pattern", "q_proj=nan")]:  # fmt: skip
+            self.refused(*self.finetune(option, value)[1:], code=2, says=[option, value])
+        self.assertFalse((self.place / "adapter").exists())
+
+    def test_texts_are_utf8_without_a_mark(self):
+        broken, marked, plain = self.place / "broken.txt", self.place / "marked.txt", self.place / "plain.txt"
+        broken.write_bytes(b"a\xff")
+        self.refused("generate", "--model", self.model, "--device", "cpu", "--prompt-file", broken, code=1, says="broken.txt")
+        plain.write_bytes(b"hi\n")
+        marked.write_bytes(b"\xef\xbb\xbfhi\n")
+        for name in (plain, marked):
+            self.generate("--batch", 1, "--prompt-file", name, "--output", name.with_suffix(".jsonl"), "--max-new-tokens", 3)
+        self.assertEqual(marked.with_suffix(".jsonl").read_text(), plain.with_suffix(".jsonl").read_text())
+
+
 if __name__ == "__main__":
     # The models are tiny, and threads that wait for each other are slow where others compute as well.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

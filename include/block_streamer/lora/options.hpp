@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -38,10 +39,13 @@ struct LoraOptions {
 /// @throws UnsupportedError naming the option and its value.
 inline void validate(const LoraOptions& options) {
   const auto refuse = [](const std::string& what) { throw UnsupportedError{"LoRA: " + what}; };
+  const auto is_alpha = [](double alpha) {
+    return alpha > 0 && alpha <= std::numeric_limits<float>::max();
+  };
+  const std::string is_no_alpha = "must be a number above 0 that fp32 can hold";
   if (options.rank == 0 || options.rank > 65536)
     refuse("rank must lie in 1 … 65536, not " + std::to_string(options.rank));
-  if (!std::isfinite(options.alpha) || options.alpha <= 0)
-    refuse("alpha must be a positive number, not " + std::to_string(options.alpha));
+  if (!is_alpha(options.alpha)) refuse("alpha " + is_no_alpha);
   if (!(options.dropout >= 0 && options.dropout < 1))
     refuse("dropout must lie in [0, 1), not " + std::to_string(options.dropout));
   if (!(options.top_fraction > 0 && options.top_fraction <= 1))
@@ -51,9 +55,7 @@ inline void validate(const LoraOptions& options) {
       refuse("rank of \"" + pattern + "\" must lie in 1 … 65536, not " + std::to_string(rank));
   }
   for (const auto& [pattern, alpha] : options.alpha_pattern) {
-    if (!std::isfinite(alpha) || alpha <= 0)
-      refuse("alpha of \"" + pattern + "\" must be a positive number, not " +
-             std::to_string(alpha));
+    if (!is_alpha(alpha)) refuse("alpha of \"" + pattern + "\" " + is_no_alpha);
   }
   if (options.targets.empty()) refuse("no target module is named (\"all-linear\" takes all)");
 }

@@ -202,7 +202,11 @@ using LoraKeys = std::map<std::string, std::pair<std::string, std::string>>;
         detail::pattern_value(config.rank_pattern, site.module, config.rank, config_path.string());
     module.alpha = detail::pattern_value(config.alpha_pattern, site.module, config.alpha,
                                          config_path.string());
-    validate({.rank = module.rank, .alpha = module.alpha});
+    try {
+      validate({.rank = module.rank, .alpha = module.alpha});
+    } catch (const Error& error) {
+      throw UnsupportedError{config_path.string() + ": " + site.module + ": " + error.what()};
+    }
     module.a = detail::load_factor(file, keys[i].first, {module.rank, site.in}, device);
     module.b = detail::load_factor(file, keys[i].second, {site.out, module.rank}, device);
     modules.push_back(std::move(module));

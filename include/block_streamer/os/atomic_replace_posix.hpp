@@ -26,7 +26,8 @@ namespace block_streamer::inline v1 {
 /// A link at that place is followed: its target is replaced.
 class ReplacingFile {
  public:
-  /// @throws StorageError if no file can be made in the folder of `path`.
+  /// @throws StorageError if no file can be made in the folder of `path`, or if something that is
+  /// no regular file (a device, a pipe, a folder) has this name.
   explicit ReplacingFile(const std::filesystem::path& path) : path_{target_of(path)} {
     const std::filesystem::path parent = path_.parent_path();
     folder_ = parent.empty() ? "." : parent;
@@ -75,6 +76,10 @@ class ReplacingFile {
  private:
   [[nodiscard]] static std::filesystem::path target_of(const std::filesystem::path& path) {
     std::error_code ignored;
+    const std::filesystem::file_status status = std::filesystem::status(path, ignored);
+    if (exists(status) && !is_regular_file(status)) {
+      throw StorageError{path.string(), "is no regular file: it is not replaced"};
+    }
     if (!std::filesystem::is_symlink(path, ignored)) return path;
     const std::filesystem::path target = std::filesystem::weakly_canonical(path, ignored);
     return ignored ? path : target;
