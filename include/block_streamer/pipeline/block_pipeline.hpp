@@ -121,6 +121,19 @@ class BlockPipeline {
     wait_quiet();
     if (transfers_ && !failure_.lost()) transfers_->synchronize_copies();
   }
+  /// @brief Forgets what is resident of these parts: the tier's bytes have changed, so the next
+  /// visit fetches them anew. Waits for reads in flight, not for the device. @pre no pass runs.
+  void forget(std::span<const PartId> parts) {
+    expects(!pass_running_, "a pass is running: it must end before residencies are forgotten");
+    wait_quiet();
+    Guard guard{mutex_, backend_};
+    machine_.forget(parts);
+  }
+  /// @brief Counts bytes that left the device beside the passes: gradients.
+  void count_copied_out(std::uint64_t byte_count) {
+    Guard guard{mutex_, backend_};
+    machine_.slots.statistics.bytes_copied_out += byte_count;
+  }
   /// @brief Drains, evicts every block and gives device and staging memory back. The next pass
   /// takes them again.
   void close() {
