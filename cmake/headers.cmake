@@ -284,6 +284,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   optim/optimizer_policy.hpp
   optim/policy_seat.hpp
   optim/schedule.hpp
+  optim/sgd.hpp
   streamer.hpp
   train/backward_pass.hpp
   train/chunked_loss.hpp
