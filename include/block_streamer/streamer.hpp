@@ -7,6 +7,7 @@
 #include <block_streamer/optim/policy_seat.hpp>
 #include <block_streamer/train/streamed_node.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -89,8 +90,10 @@ class Streamer {
   [[nodiscard]] std::vector<at::Tensor> parameters() const {
     std::vector<at::Tensor> all;
     for (std::size_t i = 0; i < run_->blocks().size(); ++i) {
-      for (const at::Tensor& parameter : run_->blocks().parameters(i)) {
-        if (parameter.requires_grad()) all.push_back(parameter);
+      const auto of_block = run_->blocks().parameters(i);
+      const std::size_t masters = run_->blocks().owned_masters(i).size();  // buffers among them
+      for (std::size_t p = 0; p < of_block.size(); ++p) {
+        if (p >= masters || of_block[p].requires_grad()) all.push_back(of_block[p]);
       }
     }
     return all;
