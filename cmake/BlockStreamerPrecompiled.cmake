@@ -1,5 +1,5 @@
-# Precompiled headers: one for every LibTorch unit of the tests and the program (its headers cost 15-20 s a unit otherwise), and
-# one each for the tests of core and io (BlockStreamerTest.cmake). Warnings and sanitizers must be the same for all users.
+# Precompiled headers: one for the LibTorch units of programs, one for those of tests (LibTorch's headers cost 15-20 s a unit
+# otherwise), and one each for the tests of core and io (BlockStreamerTest.cmake). Warnings and sanitizers must be the same for all users.
 # block_streamer_use_torch(target) links LibTorch's level and uses its header.
 option(BLOCK_STREAMER_PRECOMPILE "precompile common headers for tests and examples" ON)
 
@@ -23,23 +23,31 @@ function(_block_streamer_add_pch name)
   _block_streamer_pch_options(${name})
 endfunction()
 
-if(BLOCK_STREAMER_PRECOMPILE AND BLOCK_STREAMER_WITH_TORCH)
-  _block_streamer_add_pch(block_streamer_torch_pch
+function(_block_streamer_add_torch_pch name)
+  _block_streamer_add_pch(${name}
     <filesystem> <functional> <memory> <mutex> <optional> <span> <string> <utility> <vector>
     <ATen/core/Tensor.h> <ATen/TensorOperators.h> <ATen/TensorIndexing.h> <torch/csrc/autograd/custom_function.h>)
-  target_link_libraries(block_streamer_torch_pch PRIVATE block_streamer::block_streamer)
+  target_link_libraries(${name} PRIVATE block_streamer::block_streamer)
   if(BLOCK_STREAMER_SANITIZE)
-    target_compile_options(block_streamer_torch_pch PRIVATE -fsanitize=${BLOCK_STREAMER_SANITIZE} -fno-omit-frame-pointer)
+    target_compile_options(${name} PRIVATE -fsanitize=${BLOCK_STREAMER_SANITIZE} -fno-omit-frame-pointer)
   endif()
   if(PROJECT_IS_TOP_LEVEL)
-    set_property(TARGET block_streamer_torch_pch PROPERTY JOB_POOL_COMPILE torch_jobs)
+    set_property(TARGET ${name} PROPERTY JOB_POOL_COMPILE torch_jobs)
   endif()
+endfunction()
+if(BLOCK_STREAMER_PRECOMPILE AND BLOCK_STREAMER_WITH_TORCH)
+  _block_streamer_add_torch_pch(block_streamer_torch_pch)
 endif()
 
+# pch: the target whose precompiled header it uses (default: block_streamer_torch_pch).
 function(block_streamer_use_torch target)
+  set(pch block_streamer_torch_pch)
+  if(ARGC GREATER 1)
+    set(pch ${ARGV1})
+  endif()
   target_link_libraries(${target} PRIVATE block_streamer::block_streamer)
-  if(TARGET block_streamer_torch_pch)
-    target_precompile_headers(${target} REUSE_FROM block_streamer_torch_pch)
+  if(TARGET ${pch})
+    target_precompile_headers(${target} REUSE_FROM ${pch})
     _block_streamer_pch_options(${target})
   endif()
   if(PROJECT_IS_TOP_LEVEL)

@@ -1,6 +1,7 @@
-# block_streamer_add_test(NAME core TARGET block_streamer::core SOURCES a_test.cpp … [LABELS l …] [ARGS a …])
+# block_streamer_add_test(NAME core TARGET block_streamer::core SOURCES a_test.cpp … [LABELS l …] [ARGS a …] [BUSY])
 # One executable a folder. Torch-free tests are listed case by case; a LibTorch test is one ctest entry, because each process
 # start loads LibTorch. So is a test that runs under wine (label wine), which starts slowly. TARGET may be a list: block_streamer::io block_streamer::cuda.
+# BUSY tests try so many cases that they are optimised under sanitizers too.
 option(BLOCK_STREAMER_WARNINGS_AS_ERRORS "refuse warnings in the tests" OFF)
 if(NOT TARGET Catch2::Catch2)
   find_package(Catch2 QUIET)
@@ -48,6 +49,15 @@ if(BLOCK_STREAMER_PRECOMPILE)
   target_compile_options(block_streamer_io_pch PRIVATE ${fast})
 endif()
 
+# LibTorch tests spend their time in LibTorch and most of their compile time in the optimiser. clang's are optimised.
+if(BLOCK_STREAMER_WITH_TORCH)
+  set(torch_fast $<$<AND:$<CXX_COMPILER_ID:GNU>,$<CONFIG:Release>>:-O0>)
+  if(BLOCK_STREAMER_PRECOMPILE)
+    _block_streamer_add_torch_pch(block_streamer_torch_test_pch)
+    target_compile_options(block_streamer_torch_test_pch PRIVATE ${torch_fast})
+  endif()
+endif()
+
 # The precompiled header of the highest of its levels.
 function(_block_streamer_compile_fast target)
   target_compile_options(${target} PRIVATE ${fast})
@@ -63,7 +73,7 @@ function(_block_streamer_compile_fast target)
 endfunction()
 
 function(block_streamer_add_test)
-  cmake_parse_arguments(T "" "NAME" "TARGET;SOURCES;LABELS;ARGS" ${ARGN})
+  cmake_parse_arguments(T "BUSY" "NAME" "TARGET;SOURCES;LABELS;ARGS" ${ARGN})
   add_executable(test_${T_NAME} ${T_SOURCES})
   if(MINGW AND CMAKE_CROSSCOMPILING)
     list(APPEND T_LABELS wine)
@@ -73,14 +83,18 @@ function(block_streamer_add_test)
   endif()
   target_link_libraries(test_${T_NAME} PRIVATE ${T_TARGET} block_streamer_test_support block_streamer_test_main)
   if("block_streamer::block_streamer" IN_LIST T_TARGET OR "block_streamer::torch_cuda" IN_LIST T_TARGET)
-    block_streamer_use_torch(test_${T_NAME})
+    block_streamer_use_torch(test_${T_NAME} block_streamer_torch_test_pch)
+    target_compile_options(test_${T_NAME} PRIVATE ${torch_fast})
     set(needs_torch TRUE)
+  elseif(T_BUSY AND BLOCK_STREAMER_SANITIZE)
+    target_compile_options(test_${T_NAME} PRIVATE -O1)  # which no precompiled header has
   elseif(NOT "block_streamer::cuda" IN_LIST T_TARGET)
     _block_streamer_compile_fast(test_${T_NAME} ${T_TARGET})
   endif()
   if(needs_torch OR NOT COMMAND catch_discover_tests)
     add_test(NAME ${T_NAME} COMMAND test_${T_NAME} ${T_ARGS})
-    set_tests_properties(${T_NAME} PROPERTIES TIMEOUT 600 ${labels})
+    # Tests run side by side: two that use every core wait for each other's threads at every operation.
+    set_tests_properties(${T_NAME} PROPERTIES TIMEOUT 600 ENVIRONMENT OMP_NUM_THREADS=1 ${labels})
   else()
     catch_discover_tests(test_${T_NAME} TEST_PREFIX "${T_NAME}: " EXTRA_ARGS ${T_ARGS} PROPERTIES TIMEOUT 300 ${labels})
   endif()

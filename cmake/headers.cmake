@@ -153,6 +153,8 @@ set(BLOCK_STREAMER_IO_HEADERS
   pipeline/block_pipeline.hpp
   pipeline/copy_out.hpp
   pipeline/failure.hpp
+  pipeline/fetch_driver.hpp
+  pipeline/fetch_inbox.hpp
   pipeline/fetch_machine.hpp
   pipeline/fetch_queue.hpp
   pipeline/finisher.hpp
@@ -160,8 +162,10 @@ set(BLOCK_STREAMER_IO_HEADERS
   pipeline/ordering_rules.hpp
   pipeline/pass.hpp
   pipeline/pipeline_shape.hpp
+  pipeline/shared_machine.hpp
   pipeline/slot.hpp
   pipeline/slot_table.hpp
+  pipeline/span_trace.hpp
   pipeline/staging_ring.hpp
   pipeline/ticket_pool.hpp
   pipeline/transfers.hpp

@@ -41,7 +41,7 @@ bs::ShardOptions shard_options(const Command& command) {
 
 void report(const Command& command, const bs::ConversionReport& done, double seconds) {
   std::string text = command.output.string() + ": " + readable_bytes(done.byte_count) + " in " +
-                     std::to_string(done.manifest.files.size()) + " files";
+                     counted(done.manifest.files.size(), "file");
   if (done.files_kept != 0) {
     text += ", " + std::to_string(done.files_kept) + " of them complete from an earlier run";
   }

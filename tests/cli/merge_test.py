@@ -81,6 +81,13 @@ class Merge(unittest.TestCase):
         self.assertIn("missing", self.merge(FIXTURES / "base", adapter, self.folder / "x", code=1))
         self.assertEqual({f.name for f in self.folder.iterdir()}, {"model", "adapter", "merged", "data.txt"})
 
+    @staticmethod
+    def file_count(folder):
+        try:
+            return len(os.listdir(folder))
+        except FileNotFoundError:  # not begun yet, or moved to its place
+            return 0
+
     def test_killed_it_leaves_no_model_and_can_be_run_again(self):
         model, adapter, _ = self.trained()
         merged, whole = self.folder / "merged", self.folder / "whole"
@@ -89,7 +96,7 @@ class Merge(unittest.TestCase):
         for files in range(1, 40):
             running = subprocess.Popen([PROGRAM, "merge", "--model", model, "--adapter", adapter, "--output", merged, "--shard-size", "8KiB"], stderr=subprocess.DEVNULL)
             making = self.folder / ".merged.merging"
-            while running.poll() is None and not (making.exists() and len(os.listdir(making)) >= files):
+            while running.poll() is None and self.file_count(making) < files:
                 os.sched_yield()
             running.kill()
             if running.wait() == 0:

@@ -69,7 +69,7 @@ class BlockPipeline<Backend, Loop, Rules>::Pass {
     const PlannedVisit visit = visits_[index];
     next_ = visits_.size();  // a pass ends with its first failure
     const std::span<std::byte> bytes = pipeline_->begin_visit(visit, *compute_);
-    const Nanoseconds begin = pipeline_->trace_time();  // what was waited for is not computing
+    const Nanoseconds begin = pipeline_->trace_.begin();  // what was waited for is not computing
     next_ = index + 1;
     leased_ = true;
     return Lease{*this, visit, bytes, begin};
@@ -87,12 +87,13 @@ class BlockPipeline<Backend, Loop, Rules>::Pass {
     if constexpr (!Rules::release_always) {
       if (std::uncaught_exceptions() > 0) return;
     }
-    pipeline_->trace("compute", Lane::compute, lease.part(), lease.begin_, lease.bytes_.size());
+    pipeline_->trace_.end("compute", Lane::compute, lease.part(), lease.begin_,
+                          lease.bytes_.size());
     if (pipeline_->finisher_) return;  // released when it was finished
     try {
       pipeline_->end_visit(lease.visit_, *compute_, lease.discarded_);
     } catch (...) {
-      pipeline_->failed_with(std::current_exception());
+      pipeline_->driver_.machine().failed_with(std::current_exception());
     }
   }
 

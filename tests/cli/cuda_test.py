@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The built program on a CUDA device: whatever tier the weights wait in and whatever stays on the device, the results are the same.
+
+usage: cuda_test.py PROGRAM [unittest arguments…]
+Exits with 77 (skipped) where the program cannot use a CUDA device, and says why.
+"""
+
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import tiny_model  # noqa: E402
+
+PROGRAM = ""
+TIERS = ["ram", "mmap", "file", "io_uring", "tiered"]
+RESIDENT = ["all", "head", "none"]
+SKIPPED = 77
+
+
+def run(*arguments):
+    """(exit code, stdout as bytes, stderr as text)"""
+    done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, timeout=300)
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+class CudaTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="bs-cuda-"))
+        cls.models = {
+            "tied": tiny_model.write_model(cls.folder / "tied"),
+            "untied": tiny_model.write_model(cls.folder / "untied", tied=False),
+        }
+        cls.data = cls.folder / "data.txt"
+        cls.data.write_text("In the beginning was a text, and it was not long. " * 8)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def ok(self, command, model, *options):
+        code, out, err = run(command, "--model", self.models[model], "--device", "cuda", *options)
+        self.assertEqual(code, 0, err)
+        return out, err
+
+    def ways(self):
+        """Options that must change nothing but where bytes lie."""
+        block = str(3 * self.block_bytes())  # a slot is padded, and may hold fp32
+        for tier in TIERS:
+            for resident in RESIDENT:
+                yield ["--storage", tier, "--resident", resident]
+            yield ["--storage", tier, "--prefetch-ahead", "0"]
+            yield ["--storage", tier, "--prefetch-ahead", "5"]
+            yield ["--storage", tier, "--device-budget", block]
+        for eighths in (9, 18):  # one block of the three in memory, two
+            yield ["--storage", "tiered", "--ram-budget", str(eighths * self.block_bytes() // 8)]
+
+    def block_bytes(self):
+        _, out, _ = run("inspect", "--model", self.models["tied"], "--json")
+        return json.loads(out)["largest_block_bytes"]
+
+    def test_text_is_the_same(self):
+        for model, dtype in [("tied", "bf16"), ("untied", "fp32")]:
+            texts = {}
+            for way in [[], *self.ways()]:
+                out, _ = self.ok("generate", model, "--prompt", "In the", "--max-new-tokens", "24", "--dtype", dtype, *way)
+                texts[" ".join(way)] = out
+            self.assertEqual(len(set(texts.values())), 1, texts)
+            self.assertTrue(texts[""])
+
+    def test_loss_is_the_same_to_the_last_printed_digit(self):
+        for model in self.models:
+            losses = {}
+            for way in [[], *self.ways()]:
+                out, err = self.ok("evaluate", model, "--data", self.data, "--seq-len", "48", *way)
+                losses[" ".join(way)] = re.search(r"[0-9]+\.[0-9]{3,}", out.decode() + err).group()
+            self.assertEqual(len(set(losses.values())), 1, losses)
+
+    def test_finetuning_gives_the_same_adapter(self):
+        for model in self.models:
+            adapters = {}
+            for number, way in enumerate([[], *self.ways()]):
+                output = self.folder / f"{model}-adapter-{number}"
+                self.ok("finetune", model, "--data", self.data, "--seq-len", "48", "--steps", "3", "--rank", "4",
+                        "--lr", "1e-2", "--output", output, *way)  # fmt: skip
+                adapters[" ".join(way)] = (output / "adapter_model.safetensors").read_bytes()
+            different = [way for way, adapter in adapters.items() if adapter != adapters[""]]
+            self.assertEqual(different, [])
+
+    def test_what_cannot_be_is_refused_by_name(self):
+        for options, says in [
+            (["--device", "cuda:99"], "cuda:99"),
+            (["--device", "cuda", "--device-budget", "1"], "--device-budget"),
+        ]:
+            code, _, err = run("generate", "--model", self.models["tied"], "--prompt", "In", "--max-new-tokens", "1", *options)
+            self.assertIn(code, (1, 2), err)
+            self.assertIn(says, err)
+            self.assertNotIn("terminate called", err)
+
+
+if __name__ == "__main__":
+    PROGRAM = sys.argv.pop(1)
+    with tempfile.TemporaryDirectory() as folder:
+        probe = tiny_model.write_model(pathlib.Path(folder) / "probe")
+        code, _, err = run("generate", "--model", probe, "--prompt", "a", "--max-new-tokens", "1", "--device", "cuda")
+    if code != 0 and "error: --device cuda: " in err:
+        print("skipped:", err.strip())
+        sys.exit(SKIPPED)
+    unittest.main(verbosity=2)
