@@ -4,6 +4,7 @@
 
 #include <block_streamer/block/stream_bridge_cuda.hpp>
 #include <block_streamer/device/checked_backend.hpp>
+#include <block_streamer/device/host_edges.hpp>
 #include <block_streamer/optim/sgd.hpp>
 
 #include <ATen/Context.h>
@@ -157,8 +158,17 @@ TEST_CASE("cuda: the vector clocks find every access to gradients ordered") {
       for (const auto& parameter : streamer.parameters())
         backend.touch_on_host(bs::bytes_of(parameter), bs::Access::write);
     };
+    // The backward runs on a thread of the engine's: that it has ended orders it before what
+    // follows, which the clocks are told by a hook on that thread, after the streamed node.
+    const char end_of_backward{};
     for (int i = 0; i < 3; ++i) {
-      streamer.forward(batch().to(cuda)).sum().backward();
+      const at::Tensor x = batch().to(cuda).requires_grad_();
+      x.register_hook([&](const at::Tensor& gradient) {
+        bs::publish_host_edge(backend, &end_of_backward);
+        return gradient;
+      });
+      streamer.forward(x).sum().backward();
+      bs::accept_host_edge(backend, &end_of_backward);
       write_masters();
       const c10::NoGradGuard no_grad;
       (void)streamer.forward(batch().to(cuda));
