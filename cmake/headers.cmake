@@ -151,6 +151,7 @@ set(BLOCK_STREAMER_IO_HEADERS
   io/uring_runtime.hpp
   pipeline/arena.hpp
   pipeline/block_pipeline.hpp
+  pipeline/copy_out.hpp
   pipeline/failure.hpp
   pipeline/fetch_driver.hpp
   pipeline/fetch_inbox.hpp
@@ -217,12 +218,18 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block/any_block.hpp
   block/bound_blocks.hpp
   block/dtype_finisher.hpp
+  block/function_block.hpp
   block/gradient_node.hpp
   block/load_tensor.hpp
+  block/master_storage.hpp
+  block/masters.hpp
+  block/module_block.hpp
   block/mutation_guard.hpp
+  block/no_context.hpp
   block/projection.hpp
   block/projection_node.hpp
   block/resident_forward.hpp
+  block/step_updates.hpp
   block/stored_rows.hpp
   block/stream_bridge.hpp
   block/streamable_block.hpp
@@ -279,11 +286,18 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   optim/gradient_norm.hpp
   optim/no_optimizer.hpp
   optim/optimizer_policy.hpp
+  optim/policy_seat.hpp
   optim/schedule.hpp
+  optim/sgd.hpp
   streamer.hpp
   train/backward_pass.hpp
   train/chunked_loss.hpp
   train/forward_pass.hpp
+  train/gradient_exit.hpp
+  train/gradient_home.hpp
+  train/gradient_ledger.hpp
+  train/gradient_route.hpp
+  train/master_watch.hpp
   train/rng_replay.hpp
   train/sliced_linear.hpp
   train/sliced_matrix.hpp

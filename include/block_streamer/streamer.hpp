@@ -4,11 +4,15 @@
 #include <block_streamer/optim/external_optimizer.hpp>
 #include <block_streamer/optim/no_optimizer.hpp>
 #include <block_streamer/optim/optimizer_policy.hpp>
+#include <block_streamer/optim/policy_seat.hpp>
 #include <block_streamer/train/streamed_node.hpp>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -36,16 +40,16 @@ class Streamer {
   using Hidden = typename Block::Hidden;
   using Context = typename Block::Context;
 
+  /// @param storage  a MasterStorage (ram_storage_of) makes the blocks' own tensors train, as far
+  /// as they require a gradient, unless the policy never wants one.
   Streamer(std::vector<Block> blocks, Storage storage, Backend backend,
            StreamerOptions options = {}, Optimizer optimizer = {})
-      : optimizer_{std::move(optimizer)},
-        run_{std::make_shared<Run>(std::move(blocks), AnyStorage{std::move(storage)},
-                                   std::move(backend), options, options.dtype)} {
-    if (optimizer_.delivery() == GradientDelivery::in_backward) {
-      throw UnsupportedError{
-          "an optimizer that updates inside the backward is not supported yet: step one over "
-          "parameters()"};
-    }
+      : seat_{std::make_shared<PolicySeat<Optimizer>>(std::move(optimizer))} {
+    auto masters = masters_of(storage);
+    const bool train = seat_->policy.delivery() != GradientDelivery::never;
+    run_ =
+        std::make_shared<Run>(std::move(blocks), AnyStorage{std::move(storage)}, std::move(backend),
+                              options, options.dtype, std::move(masters), train ? seat_ : nullptr);
   }
 
   /// @brief Runs the list. @param context  what all blocks share; a training forward keeps a copy
@@ -55,6 +59,9 @@ class Streamer {
   }
   [[nodiscard]] Hidden forward(const Hidden& input, Context&& context) {
     return forward(input, context);
+  }
+  [[nodiscard]] Hidden forward(const Hidden& input) requires std::is_empty_v<Context> {
+    return forward(input, Context{});
   }
 
   /// @brief A forward in evaluation mode that shows what leaves each block: `observer(BlockId,
@@ -78,14 +85,44 @@ class Streamer {
   /// @brief Weaves adapters into the blocks; their parameters are what trains. Replaces earlier
   /// ones.
   void attach(AdapterTable adapters) { run_->weave(std::move(adapters)); }
-  /// @brief Everything that trains, block by block: leaf tensors whose .grad a backward fills.
+  /// @brief Everything that trains, block by block, each tensor once: leaf tensors whose .grad a
+  /// backward fills. The masters among them are the caller's own, in host memory.
   [[nodiscard]] std::vector<at::Tensor> parameters() const {
     std::vector<at::Tensor> all;
     for (std::size_t i = 0; i < run_->blocks().size(); ++i) {
       const auto of_block = run_->blocks().parameters(i);
-      all.insert(all.end(), of_block.begin(), of_block.end());
+      const std::size_t masters = run_->blocks().owned_masters(i).size();  // buffers among them
+      for (std::size_t p = 0; p < of_block.size(); ++p) {
+        if (p >= masters || of_block[p].requires_grad()) all.push_back(of_block[p]);
+      }
     }
     return all;
+  }
+
+  /// @brief Opens a step of the optimizer policy: the next backward does not fill .grad, it hands
+  /// each block's gradient to the policy as soon as it is there, while lower blocks compute.
+  /// Clipping and accumulation need all gradients first: @see step.
+  /// @throws ContractViolation if the policy does not step by itself, or a step is open.
+  void begin_step(const StepContext& context) {
+    expects_policy();
+    seat_->begin_step(context);
+  }
+  /// @brief Closes the step. A backward that failed in it has stepped the blocks above its failure.
+  void end_step() {
+    expects_policy();
+    seat_->end_step();
+  }
+  /// @brief A whole step after one or several backwards: hands the .grad of every block to the
+  /// policy and takes it away, so that the next backward starts anew.
+  void step(const StepContext& context) {
+    begin_step(context);
+    try {
+      for (std::size_t i = 0; i < run_->blocks().size(); ++i) sweep(i);
+    } catch (...) {
+      seat_->end_step();
+      throw;
+    }
+    end_step();
   }
 
   /// @brief Computes in `dtype` from now on; stored bytes are converted at each visit where they
@@ -120,12 +157,38 @@ class Streamer {
   [[nodiscard]] std::size_t block_count() const noexcept { return run_->blocks().size(); }
   [[nodiscard]] at::Device device() const { return run_->device(); }
   [[nodiscard]] std::optional<DType> dtype() const noexcept { return run_->blocks().dtype(); }
-  [[nodiscard]] Optimizer& optimizer() noexcept { return optimizer_; }
+  [[nodiscard]] Optimizer& optimizer() noexcept { return seat_->policy; }
+  /// @brief Device memory held for gradients on their way to the host, in bytes: two places of the
+  /// largest block's masters, from the first backward on; 0 where the device is the host.
+  [[nodiscard]] std::uint64_t gradient_byte_count() const noexcept {
+    return run_->gradient_byte_count();
+  }
 
  private:
   using Run = StreamedRun<Block, Backend>;
-  Optimizer optimizer_;
-  std::shared_ptr<Run> run_;  // shared with the graphs that it made
+
+  [[nodiscard]] std::shared_ptr<const Masters> masters_of(const Storage& storage) const {
+    if constexpr (requires { storage.masters(); }) {
+      return storage.masters();
+    } else {
+      return nullptr;
+    }
+  }
+  void expects_policy() const {
+    expects(seat_->policy.delivery() == GradientDelivery::in_backward,
+            "the optimizer policy does not step by itself: step an optimizer over parameters()");
+  }
+  void sweep(std::size_t block) {
+    const auto of_block = run_->blocks().parameters(block);
+    std::vector<at::Tensor> parameters{of_block.begin(), of_block.end()}, gradients;
+    if (parameters.empty()) return;
+    for (const at::Tensor& parameter : parameters) gradients.push_back(parameter.grad());
+    seat_->update(block_at(block), parameters, gradients);
+    for (const at::Tensor& parameter : parameters) parameter.mutable_grad() = at::Tensor{};
+  }
+
+  std::shared_ptr<PolicySeat<Optimizer>> seat_;  // shared with the run
+  std::shared_ptr<Run> run_;                     // shared with the graphs that it made
   bool training_ = false;
 };
 

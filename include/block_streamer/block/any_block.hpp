@@ -29,6 +29,10 @@ class AnyBlock {
   Hidden forward(const Weights& weights, const Hidden& hidden, Context& context) {
     return self_->forward(weights, hidden, context);
   }
+  /// @brief What the block owns; tensors without bytes where it owns none.
+  [[nodiscard]] std::vector<NamedTensor> masters() const { return self_->masters(); }
+  void substitute(const Weights& weights) { self_->substitute(weights); }
+  void restore() noexcept { self_->restore(); }
 
  private:
   struct Base {
@@ -38,6 +42,9 @@ class AnyBlock {
     virtual ~Base() = default;
     [[nodiscard]] virtual std::vector<WeightSpec> weight_specs() const = 0;
     virtual Hidden forward(const Weights&, const Hidden&, Context&) = 0;
+    [[nodiscard]] virtual std::vector<NamedTensor> masters() const = 0;
+    virtual void substitute(const Weights&) = 0;
+    virtual void restore() noexcept = 0;
   };
   template <class Block>
   struct Model final : Base {
@@ -47,6 +54,21 @@ class AnyBlock {
     }
     Hidden forward(const Weights& weights, const Hidden& hidden, Context& context) override {
       return block.forward(weights, hidden, context);
+    }
+    [[nodiscard]] std::vector<NamedTensor> masters() const override {
+      if constexpr (mastering_block<Block>) {
+        return block.masters();
+      } else {
+        std::vector<NamedTensor> none;
+        for (const WeightSpec& spec : block.weight_specs()) none.push_back({spec.name, {}});
+        return none;
+      }
+    }
+    void substitute([[maybe_unused]] const Weights& weights) override {
+      if constexpr (substituting_block<Block>) block.substitute(weights);
+    }
+    void restore() noexcept override {
+      if constexpr (substituting_block<Block>) block.restore();
     }
     Block block;
   };

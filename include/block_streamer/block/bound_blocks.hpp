@@ -2,6 +2,7 @@
 #pragma once
 
 #include <block_streamer/block/adapter_table.hpp>
+#include <block_streamer/block/masters.hpp>
 #include <block_streamer/block/mutation_guard.hpp>
 #include <block_streamer/block/streamable_block.hpp>
 #include <block_streamer/block/view_cache.hpp>
@@ -10,9 +11,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <c10/core/GradMode.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,8 +25,14 @@
 
 namespace block_streamer::inline v1 {
 
+/// A weight of the visited block that trains: its gradient is that of the master.
+struct TrainedWeight {
+  at::Tensor leaf;  ///< over the bytes of the visit, in the type computed in
+  std::uint32_t master = 0;
+};
+
 /// @brief The block list with everything that a visit indexes: bindings, views over slots,
-/// adapters. Bound once.
+/// adapters, and what trains. Bound once.
 /// **Threads.** Externally synchronised: the visiting thread's.
 template <streamable_block Block>
 class BoundBlocks {
@@ -30,14 +40,18 @@ class BoundBlocks {
   using Hidden = typename Block::Hidden;
   using Context = typename Block::Context;
 
-  BoundBlocks(std::vector<Block> blocks, at::Device device)
+  /// @param masters  what the blocks' storage was made of, if it trains; else null.
+  BoundBlocks(std::vector<Block> blocks, at::Device device,
+              std::shared_ptr<const Masters> masters = nullptr)
       : blocks_{std::move(blocks)},
         device_{device},
+        masters_{std::move(masters)},
         views_{device},
         bindings_(blocks_.size()),
         layouts_(blocks_.size()),
         woven_(blocks_.size()) {
     for (const Block& block : blocks_) specs_.push_back(block.weight_specs());
+    list_parameters();
   }
 
   /// @brief Matches every block with its layout, as it will lie when a visit begins.
@@ -67,15 +81,23 @@ class BoundBlocks {
       for (const auto& adapter : by_weight) woven_[i].push_back(adapter.get());
     }
     adapters_ = std::move(adapters);
+    list_parameters();
   }
 
   [[nodiscard]] std::size_t size() const noexcept { return blocks_.size(); }
   [[nodiscard]] std::span<const std::vector<WeightSpec>> specs() const noexcept { return specs_; }
   /// @brief The floating type of the weights as computed with, if they share one.
   [[nodiscard]] std::optional<DType> dtype() const noexcept { return dtype_; }
+  /// @brief What may train of a block: the masters that it is the first to use, then its adapters'.
   [[nodiscard]] std::span<const at::Tensor> parameters(std::size_t block) const noexcept {
-    return adapters_.blocks.empty() ? std::span<const at::Tensor>{}
-                                    : adapters_.blocks[block].parameters;
+    return parameters_[block];
+  }
+  /// @brief The masters among parameters(block), which come first.
+  [[nodiscard]] std::span<const std::uint32_t> owned_masters(std::size_t block) const noexcept {
+    return owned_[block];
+  }
+  [[nodiscard]] std::span<const at::Tensor> adapter_parameters(std::size_t block) const noexcept {
+    return parameters(block).subspan(owned_[block].size());
   }
   /// @brief The lowest block with a trainable parameter; size() if nothing trains.
   [[nodiscard]] std::size_t lowest_trainable() const noexcept {
@@ -85,23 +107,41 @@ class BoundBlocks {
     return block;
   }
 
-  /// @brief Runs one block on the bytes of its visit.
+  /// @brief Runs one block on the bytes of its visit. With grad mode on, trained() then has the
+  /// weights that train. @see end_visit
   /// @throws ContractViolation if it changed its weights or its input in place; the slot's bytes
   /// are then spoilt.
   [[nodiscard]] Hidden run(BlockId block, std::span<std::byte> bytes, const Hidden& hidden,
                            Context& context, bool training) {
     const std::size_t i = index_of(block);
+    end_visit();
     views_.refilled(bytes);
-    const std::span<const at::Tensor> weights = views_.views(bytes, layouts_[i]);
+    const std::span<const at::Tensor> weights =
+        with_leaves(block, views_.views(bytes, layouts_[i]));
+    const Weights lent{weights, woven_[i], training};
+    if constexpr (substituting_block<Block>) {
+      substituted_ = &blocks_[i];
+      blocks_[i].substitute(lent);
+    }
     guard_.arm(weights);
     const auto version = version_of(hidden);
-    Hidden output = blocks_[i].forward(Weights{weights, woven_[i], training}, hidden, context);
+    Hidden output = blocks_[i].forward(lent, hidden, context);
     guard_.check(block, weights, bindings_[i].names);
     if (version_of(hidden) != version) {
       throw ContractViolation{"block " + std::to_string(i) +
                               " changed its input in place; clone it first"};
     }
     return output;
+  }
+  /// @brief The weights of the running visit that train; empty without grad mode.
+  [[nodiscard]] std::span<const TrainedWeight> trained() const noexcept { return trained_; }
+  /// @brief Nothing computes on the visit's weights any more, its backward included. On every path.
+  void end_visit() noexcept {
+    if constexpr (substituting_block<Block>) {
+      if (Block* const block = std::exchange(substituted_, nullptr)) block->restore();
+    }
+    trained_.clear();
+    leaves_.clear();
   }
   /// @brief Call when a visit spoilt its slot, or slots get new addresses.
   void forget_views(std::span<const std::byte> bytes) noexcept { views_.forget(bytes); }
@@ -111,8 +151,42 @@ class BoundBlocks {
     return tensor.is_inference() ? 0 : static_cast<std::uint64_t>(tensor._version());
   }
 
+  void list_parameters() {
+    parameters_.assign(size(), {});
+    owned_.assign(size(), {});
+    for (std::size_t b = 0; b < size(); ++b) {
+      if (masters_ != nullptr) {
+        for (const std::uint32_t m : masters_->of(block_at(b))) {
+          const Master& master = (*masters_)[m];
+          if (index_of(master.owner) != b || !master.tensor.is_floating_point()) continue;
+          owned_[b].push_back(m);
+          parameters_[b].push_back(master.tensor);
+        }
+      }
+      if (adapters_.blocks.empty()) continue;
+      const auto& woven = adapters_.blocks[b].parameters;
+      parameters_[b].insert(parameters_[b].end(), woven.begin(), woven.end());
+    }
+  }
+  /// The views, those whose masters train replaced by leaves of the coming graph.
+  [[nodiscard]] std::span<const at::Tensor> with_leaves(BlockId block,
+                                                        std::span<const at::Tensor> views) {
+    if (masters_ == nullptr || !c10::GradMode::is_enabled()) return views;
+    const auto masters = masters_->of(block);
+    const auto& order = bindings_[index_of(block)].tensors;
+    leaves_.assign(views.begin(), views.end());
+    for (std::size_t i = 0; i < views.size(); ++i) {
+      const std::uint32_t master = masters[order[i]];
+      if (!(*masters_)[master].tensor.requires_grad()) continue;
+      leaves_[i] = views[i].detach().set_requires_grad(true);
+      trained_.push_back({leaves_[i], master});
+    }
+    return leaves_;
+  }
+
   std::vector<Block> blocks_;
   at::Device device_;
+  std::shared_ptr<const Masters> masters_;
   std::vector<std::vector<WeightSpec>> specs_;
   ViewCache views_;
   MutationGuard guard_;
@@ -121,6 +195,11 @@ class BoundBlocks {
   AdapterTable adapters_;
   std::vector<std::vector<const ProjectionAdapter*>> woven_;
   std::optional<DType> dtype_;
+  std::vector<std::vector<at::Tensor>> parameters_;  ///< per block
+  std::vector<std::vector<std::uint32_t>> owned_;    ///< per block: the first of them
+  std::vector<at::Tensor> leaves_;                   ///< of the running visit, as weights
+  std::vector<TrainedWeight> trained_;               ///< of the running visit
+  Block* substituted_ = nullptr;                     ///< whose own tensors show a slot now
 };
 
 }  // namespace block_streamer::inline v1

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/block/masters.hpp>
 #include <block_streamer/block/weights.hpp>
 #include <block_streamer/core/tensor_spec.hpp>
 
@@ -35,6 +36,25 @@ concept streamable_block = std::movable<B> &&
              const typename B::Hidden& hidden, typename B::Context& context) {
   { constant_block.weight_specs() } -> std::same_as<std::vector<WeightSpec>>;
   { block.forward(weights, hidden, context) } -> std::same_as<typename B::Hidden>;
+};
+
+/// @brief A block that owns the tensors it computes with, in the order of its weight_specs():
+/// undefined or meta ones where the bytes are elsewhere. @see ram_storage_of
+template <class B>
+concept mastering_block = streamable_block<B> && requires(const B& block) {
+  { block.masters() } -> std::same_as<std::vector<NamedTensor>>;
+};
+
+/// @brief A block whose code reads tensors of its own instead of the Weights that it is given.
+/// - `substitute(weights)`: from now on these tensors show the weights' bytes, and their uses count
+///   as uses of the weights in the graph. Called before forward, once a visit.
+/// - `restore()`: they are themselves again. Called at the end of the visit, that is after the
+///   backward of a recompute, on every path.
+template <class B>
+concept substituting_block = streamable_block<B> && requires(B& block, const Weights& weights) {
+  { block.substitute(weights) } -> std::same_as<void>;
+  { block.restore() }
+  noexcept->std::same_as<void>;
 };
 
 }  // namespace block_streamer::inline v1

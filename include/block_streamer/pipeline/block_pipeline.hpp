@@ -107,6 +107,17 @@ class BlockPipeline {
 
   /// @brief Waits until nothing is in flight. Prefetched blocks stay resident.
   void drain() { driver_.drain(); }
+  /// @brief Forgets what is resident of these parts: the tier's bytes have changed, so the next
+  /// visit fetches them anew. Waits for reads in flight, not for the device. @pre no pass runs.
+  void forget(std::span<const PartId> parts) {
+    expects(!pass_running_, "a pass is running: it must end before residencies are forgotten");
+    driver_.machine().wait_quiet();
+    driver_.machine().lock()->forget(parts);
+  }
+  /// @brief Counts bytes that left the device beside the passes: gradients.
+  void count_copied_out(std::uint64_t byte_count) {
+    driver_.machine().lock()->slots.statistics.bytes_copied_out += byte_count;
+  }
   /// @brief Drains, evicts every block and gives device and staging memory back. The next pass
   /// takes them again.
   void close() {

@@ -9,8 +9,10 @@
 #include <block_streamer/plan/pass_plan.hpp>
 #include <block_streamer/plan/read_plan.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 namespace block_streamer::inline v1 {
 
@@ -157,6 +159,13 @@ class FetchMachine {
     expects(quiet(), "a failed pipeline is reset when nothing is in flight");
     queue_.clear();
     failed_ = false;
+  }
+  /// @brief Empties the slots that hold one of these parts. @pre idle(), no visit runs.
+  void forget(std::span<const PartId> parts) {
+    for (std::uint32_t s = 0; s < slots.all().size(); ++s) {
+      const auto held = slots[s].part;
+      if (held && std::ranges::find(parts, *held) != parts.end()) slots.clear(s, epoch_);
+    }
   }
   /// @brief Empties every slot. @pre quiet(), no visit runs.
   void evict_all() {

@@ -2,21 +2,17 @@
 #pragma once
 
 #include <block_streamer/train/forward_pass.hpp>
+#include <block_streamer/train/gradient_ledger.hpp>
 
 #include <torch/csrc/autograd/autograd.h>
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace block_streamer::inline v1 {
-
-/// The gradients of one backward; undefined where nothing reached.
-struct StreamedGradients {
-  at::Tensor input;
-  std::vector<std::vector<at::Tensor>> parameters;  ///< per block, in the order of its parameters
-};
 
 namespace detail {
 
@@ -26,12 +22,19 @@ inline void check_unchanged(const SavedVisit& visit, BlockId block) {
                           " was changed in place between forward and backward"};
 }
 
-/// Recomputes one block with grad and pulls `gradient` through it. The first result is the input's
-/// gradient.
-template <class RunBlock, class Context>
-std::vector<at::Tensor> pull_back(const RunBlock& run_block, const SavedVisit& visit,
-                                  Context& context, std::span<const at::Tensor> parameters,
-                                  bool input_needed, const at::Tensor& gradient) {
+/// What one block's backward gives; undefined where nothing reached.
+struct PulledGradients {
+  at::Tensor input;
+  std::vector<std::uint32_t> masters;  ///< whose weights in this block train
+  std::vector<at::Tensor> trained;     ///< the gradients of those weights
+  std::vector<at::Tensor> adapters;    ///< of the block's adapters, in their order
+};
+
+/// Recomputes one block with grad and pulls `gradient` through it.
+template <class Run, class RunBlock>
+PulledGradients pull_back(Run& run, BlockId block, const RunBlock& run_block,
+                          const SavedVisit& visit, typename Run::Context& context,
+                          bool input_needed, const at::Tensor& gradient) {
   const c10::AutoGradMode grad_mode{true};
   at::Tensor input = visit.input.detach().set_requires_grad(input_needed);
   at::Tensor output;
@@ -39,52 +42,68 @@ std::vector<at::Tensor> pull_back(const RunBlock& run_block, const SavedVisit& v
     const RngScope replay{visit.random};
     output = run_block(input, context, /*training=*/true);
   }
-  std::vector<at::Tensor> wanted;
-  if (input_needed) wanted.push_back(input);
-  wanted.insert(wanted.end(), parameters.begin(), parameters.end());
-  std::vector<at::Tensor> gradients(wanted.size()), sources;
-  for (const at::Tensor& one : wanted) {
-    if (one.requires_grad()) sources.push_back(one);  // a parameter may be frozen by its owner
-  }
-  if (output.requires_grad() && !sources.empty()) {
-    auto found = torch::autograd::grad({output}, sources, {gradient}, /*retain_graph=*/false,
-                                       /*create_graph=*/false, /*allow_unused=*/true);
-    for (std::size_t i = 0, next = 0; i < wanted.size(); ++i) {
-      if (wanted[i].requires_grad()) gradients[i] = std::move(found[next++]);
-    }
-  }
-  if (!input_needed) gradients.insert(gradients.begin(), at::Tensor{});
-  return gradients;
+  const auto trained = run.blocks().trained();
+  const auto adapters = run.blocks().adapter_parameters(index_of(block));
+  PulledGradients pulled{
+      {}, {}, std::vector<at::Tensor>(trained.size()), std::vector<at::Tensor>(adapters.size())};
+  for (const TrainedWeight& weight : trained) pulled.masters.push_back(weight.master);
+  std::vector<at::Tensor> sources;
+  std::vector<at::Tensor*> targets;
+  const auto want = [&](const at::Tensor& source, at::Tensor& target) {
+    if (!source.requires_grad()) return;  // a parameter may be frozen by its owner
+    sources.push_back(source);
+    targets.push_back(&target);
+  };
+  want(input, pulled.input);
+  for (std::size_t i = 0; i < trained.size(); ++i) want(trained[i].leaf, pulled.trained[i]);
+  for (std::size_t i = 0; i < adapters.size(); ++i) want(adapters[i], pulled.adapters[i]);
+  if (!output.requires_grad() || sources.empty()) return pulled;
+  auto found = torch::autograd::grad({output}, sources, {gradient}, /*retain_graph=*/false,
+                                     /*create_graph=*/false, /*allow_unused=*/true);
+  for (std::size_t i = 0; i < found.size(); ++i) *targets[i] = std::move(found[i]);
+  return pulled;
 }
+
+/// Leaves nothing in flight behind if the backward fails.
+template <class Run>
+struct GradientsInFlight {
+  Run& run;
+  ~GradientsInFlight() { run.abandon_gradients(); }
+};
 
 }  // namespace detail
 
 /// @brief Visits the list in reverse, fetching weights again and recomputing each block, down to
 /// the lowest block with something trainable, or to the first if the input itself needs a gradient.
 /// @param saved     of the forward, one per block. @param gradient  of the last block's output.
-/// **Cost.** One fetch and one recompute per visited block; one block's graph at a time.
+/// @param ledger    receives the gradients of parameters, block by block.
+/// @returns the gradient of the list's input; undefined if it needs none.
+/// **Cost.** One fetch and one recompute per visited block; one block's graph at a time. With
+/// masters that train one host wait at the end.
 template <class Run>
-[[nodiscard]] StreamedGradients backward_pass(Run& run, std::span<const SavedVisit> saved,
-                                              typename Run::Context& context, at::Tensor gradient,
-                                              bool input_needed) {
+[[nodiscard]] at::Tensor backward_pass(Run& run, std::span<const SavedVisit> saved,
+                                       typename Run::Context& context, at::Tensor gradient,
+                                       bool input_needed, GradientLedger& ledger) {
   const std::size_t n = run.blocks().size();
   const std::size_t lowest = input_needed ? 0 : run.blocks().lowest_trainable();
-  StreamedGradients result{{}, std::vector<std::vector<at::Tensor>>(n)};
   const VisitOrder backward = descending(lowest, n), forward = ascending(0, n);
-  run.walk(backward, joined(forward, backward),
+  const MasterRelease release{run, /*backward_follows=*/false};
+  const detail::GradientsInFlight<Run> in_flight{run};
+  run.walk(backward, release.due() ? VisitOrder{} : joined(forward, backward),
            [&](BlockId block, auto&& run_block, std::span<const std::byte>) {
              const std::size_t i = index_of(block);
              if (!gradient.defined()) return;  // nothing reached this block
              detail::check_unchanged(saved[i], block);
              const bool below = i > lowest || input_needed;
-             auto gradients = detail::pull_back(run_block, saved[i], context,
-                                                run.blocks().parameters(i), below, gradient);
-             gradient = std::move(gradients.front());
-             gradients.erase(gradients.begin());
-             result.parameters[i] = std::move(gradients);
+             auto pulled =
+                 detail::pull_back(run, block, run_block, saved[i], context, below, gradient);
+             gradient = std::move(pulled.input);
+             run.end_visit();  // masters are themselves again, and leaves
+             run.take_gradients(ledger, block, pulled.masters, std::move(pulled.trained),
+                                std::move(pulled.adapters));
            });
-  result.input = std::move(gradient);
-  return result;
+  run.settle_gradients(ledger);
+  return gradient;
 }
 
 }  // namespace block_streamer::inline v1

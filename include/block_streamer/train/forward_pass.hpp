@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 
 #include <cstdint>
+#include <exception>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,33 @@ struct NoObserver {
   void operator()(BlockId, const Hidden&) const noexcept {}
 };
 
+/// @brief At the end of a pass over masters that train, also of one that fails, waits until no copy
+/// reads them: the caller may step an optimizer then. Only a forward whose backward follows does
+/// not wait.
+template <class Run>
+class MasterRelease {
+ public:
+  MasterRelease(Run& run, bool backward_follows)
+      : run_{run}, trains_{run.masters_train()}, due_{trains_ && !backward_follows} {}
+  MasterRelease(const MasterRelease&) = delete;
+  MasterRelease& operator=(const MasterRelease&) = delete;
+  ~MasterRelease() {
+    if (!due_ && !(trains_ && std::uncaught_exceptions() > exceptions_)) return;
+    try {
+      run_.release_masters();
+    } catch (...) {  // a lost device copies nothing; the next pass tells of it
+    }
+  }
+  /// @brief It will wait, so fetching ahead for a next pass is of no use.
+  [[nodiscard]] bool due() const noexcept { return due_; }
+
+ private:
+  Run& run_;
+  bool trains_;
+  bool due_;
+  int exceptions_ = std::uncaught_exceptions();
+};
+
 /// @brief Runs the whole list without grad.
 /// @param saved     if not null, receives what a backward needs of each visit, and dropout is
 /// active.
@@ -41,7 +69,9 @@ template <class Run, class Observer = NoObserver>
   // The backward will end where nothing below trains (see backward_pass).
   const std::size_t lowest = hidden.requires_grad() ? 0 : run.blocks().lowest_trainable();
   const VisitOrder backward = saved != nullptr ? descending(lowest, n) : forward;
-  run.walk(forward, joined(backward, forward),
+  const MasterRelease release{run, /*backward_follows=*/saved != nullptr};
+  run.refetch_masters();
+  run.walk(forward, release.due() ? VisitOrder{} : joined(backward, forward),
            [&](BlockId block, auto&& run_block, std::span<const std::byte> slot) {
              if (saved != nullptr) {
                at::Tensor input = hidden.detach();

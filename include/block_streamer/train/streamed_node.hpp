@@ -2,6 +2,8 @@
 #pragma once
 
 #include <block_streamer/train/backward_pass.hpp>
+#include <block_streamer/train/gradient_ledger.hpp>
+#include <block_streamer/train/gradient_route.hpp>
 
 #include <ATen/autocast_mode.h>
 
@@ -9,6 +11,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,9 +32,12 @@ class StreamedNode final : public torch::autograd::Node {
         context_{context},
         generation_{run_->generation()} {
     for (std::size_t i = 0; i < run_->blocks().size(); ++i) {
-      for (const at::Tensor& parameter : run_->blocks().parameters(i))
+      for (const at::Tensor& parameter : run_->blocks().adapter_parameters(i))
         versions_.push_back(parameter._version());
     }
+    if (run_->masters() == nullptr) return;
+    for (const Master& master : run_->masters()->all())
+      master_versions_.push_back(master.tensor._version());
   }
 
   std::vector<SavedVisit> saved;
@@ -45,12 +51,10 @@ class StreamedNode final : public torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& outputs) override {
     check_usable();
     const typename Run::Walk walk{*run_};
-    StreamedGradients gradients =
-        backward_pass(*run_, saved, context_, outputs.at(0), input_needed);
-    torch::autograd::variable_list all{std::move(gradients.input)};
-    for (std::size_t i = 0; i < gradients.parameters.size(); ++i) {
-      auto& of_block = gradients.parameters[i];
-      of_block.resize(run_->blocks().parameters(i).size());
+    GradientLedger ledger = make_ledger();
+    torch::autograd::variable_list all{
+        backward_pass(*run_, saved, context_, outputs.at(0), input_needed, ledger)};
+    for (auto& of_block : ledger.results()) {
       for (at::Tensor& gradient : of_block) all.push_back(std::move(gradient));
     }
     return all;
@@ -67,19 +71,41 @@ class StreamedNode final : public torch::autograd::Node {
             "the streamer's dtype or adapters changed between this forward and its backward");
     std::size_t next = 0;
     for (std::size_t i = 0; i < run_->blocks().size(); ++i) {
-      for (const at::Tensor& parameter : run_->blocks().parameters(i)) {
-        expects(parameter._version() == versions_[next++],
-                "a parameter of block " + std::to_string(i) +
-                    " was changed in place between forward and backward; step the optimizer after "
-                    "the backward");
-      }
+      for (const at::Tensor& parameter : run_->blocks().adapter_parameters(i))
+        check_version(parameter, versions_[next++], "a parameter of block " + std::to_string(i));
     }
+    if (run_->masters() == nullptr) return;
+    run_->masters()->check_in_place();
+    next = 0;
+    for (const Master& master : run_->masters()->all())
+      check_version(master.tensor, master_versions_[next++], master.name);
+  }
+  static void check_version(const at::Tensor& tensor, std::int64_t version,
+                            const std::string& name) {
+    if (tensor._version() == version) return;
+    throw ContractViolation{name +
+                            " was changed in place between forward and backward; step the "
+                            "optimizer after the backward"};
+  }
+  [[nodiscard]] GradientLedger make_ledger() const {
+    StepUpdates* const updates = run_->updates();
+    const bool in_step = updates != nullptr && updates->open();
+    std::vector<GradientLedger::Block> blocks;
+    std::uint32_t edge = 1;  // 0 is the input's
+    for (std::size_t i = 0; i < run_->blocks().size(); ++i) {
+      blocks.push_back({run_->blocks().parameters(i), run_->blocks().owned_masters(i), {}});
+      for (std::size_t p = 0; p < blocks.back().parameters.size(); ++p)
+        blocks.back().routes.push_back(route_of(next_edge(edge++), in_step));
+    }
+    if (in_step) updates->begin_backward();
+    return {run_->masters(), std::move(blocks), in_step ? updates : nullptr};
   }
 
   std::shared_ptr<Run> run_;
   Context context_;
   std::uint64_t generation_;
-  std::vector<std::int64_t> versions_;
+  std::vector<std::int64_t> versions_;         ///< of adapters' parameters
+  std::vector<std::int64_t> master_versions_;  ///< of all masters: a recompute uses them all
   bool released_ = false;
 };
 

@@ -3,17 +3,22 @@
 
 #include <block_streamer/block/bound_blocks.hpp>
 #include <block_streamer/block/dtype_finisher.hpp>
+#include <block_streamer/block/masters.hpp>
+#include <block_streamer/block/step_updates.hpp>
 #include <block_streamer/block/stream_bridge.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/core/expects.hpp>
 #include <block_streamer/pipeline/pass.hpp>
 #include <block_streamer/plan/visit_order.hpp>
+#include <block_streamer/train/gradient_exit.hpp>
+#include <block_streamer/train/master_watch.hpp>
 
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,13 +56,21 @@ class StreamedRun {
   using Context = typename Block::Context;
   using Pipeline = BlockPipeline<Backend>;
 
-  /// @param dtype  what floating weights are computed in; nullopt: as stored.
+  /// @param dtype    what floating weights are computed in; nullopt: as stored.
+  /// @param masters  what the storage was made of, if it was; null: the storage does not change.
+  /// @param updates  who steps the parameters inside a backward; null: masters do not train.
   StreamedRun(std::vector<Block> blocks, AnyStorage storage, Backend backend,
-              PipelineOptions options, std::optional<DType> dtype)
+              PipelineOptions options, std::optional<DType> dtype,
+              std::shared_ptr<const Masters> masters = nullptr,
+              std::shared_ptr<StepUpdates> updates = nullptr)
       : backend_{std::move(backend)},
         bridge_{backend_},
         options_{std::move(options)},
-        blocks_{std::move(blocks), bridge_.device()} {
+        blocks_{std::move(blocks), bridge_.device(), updates != nullptr ? masters : nullptr},
+        masters_{std::move(masters)},
+        watch_{masters_, updates != nullptr},
+        updates_{std::move(updates)},
+        exit_{backend_, masters_, StreamBridge<Backend>::computes_on_host} {
     expects(storage.block_count() == blocks_.size(),
             "the storage has as many blocks as the list (" + std::to_string(storage.block_count()) +
                 " stored, " + std::to_string(blocks_.size()) + " listed)");
@@ -80,21 +93,25 @@ class StreamedRun {
     StreamedRun& run_;
   };
 
-  /// @brief Visits `order`, calling `visit(block, run_block)` for each; `run_block(hidden,
-  /// context)` runs the block on its bytes, and is only valid inside.
+  /// @brief Visits `order`, calling `visit(block, run_block, bytes)` for each; `run_block(hidden,
+  /// context)` runs the block on its bytes, and is only valid inside. The visit's weights stay
+  /// usable until `visit` returns.
   template <class Visit>
   void walk(const VisitOrder& order, const VisitOrder& hint, Visit&& visit) {
     if (!pipeline_->is_open()) bind();
-    auto pass = pipeline_->begin_pass(order, hint, bridge_.current());
+    compute_ = &bridge_.current();
+    auto pass = pipeline_->begin_pass(order, hint, *compute_);
     while (!pass.done()) {
       auto lease = pass.acquire();
       const BlockId block = lease.part().block;
+      const VisitEnd end{blocks_};
       visit(
           block,
           [&](const Hidden& hidden, Context& context, bool training) {
             try {
               return blocks_.run(block, lease.bytes(), hidden, context, training);
             } catch (...) {  // whatever it did before, its weights are not to be trusted any more
+              blocks_.end_visit();
               blocks_.forget_views(lease.bytes());
               lease.discard();
               throw;
@@ -103,6 +120,41 @@ class StreamedRun {
           lease.bytes());
     }
   }
+
+  // ---- masters: what the caller may change between passes
+  [[nodiscard]] const Masters* masters() const noexcept { return masters_.get(); }
+  [[nodiscard]] bool masters_train() const {
+    return masters_ != nullptr && updates_ != nullptr && masters_->any_trains();
+  }
+  /// @brief Before a forward: what is resident of masters that train is forgotten, since optimizers
+  /// may change them unseen (LibTorch's SGD writes behind the version counter); so is whatever else
+  /// was seen to change.
+  void refetch_masters() {
+    if (masters_ == nullptr) return;
+    masters_->check_in_place();
+    const auto stale = watch_.stale();
+    if (!stale.empty()) pipeline_->forget(stale);
+  }
+  /// @brief Waits until no copy reads a master any more: the caller may change them.
+  void release_masters() { pipeline_->drain(); }
+
+  /// @brief The visit's weights are not computed with any more. Inside walk().
+  void end_visit() noexcept { blocks_.end_visit(); }
+  /// @brief Takes the gradients of a block's trained weights. Inside walk(), after end_visit().
+  void take_gradients(GradientLedger& ledger, BlockId block, std::span<const std::uint32_t> masters,
+                      std::vector<at::Tensor> gradients, std::vector<at::Tensor> of_adapters) {
+    pipeline_->count_copied_out(exit_.take(ledger, block, masters, std::move(gradients),
+                                           std::move(of_adapters), *compute_));
+  }
+  /// @brief Waits until all gradients taken are where they go.
+  void settle_gradients(GradientLedger& ledger) { exit_.settle(ledger); }
+  /// @brief Waits for copies of a backward that failed.
+  void abandon_gradients() noexcept { exit_.abandon(); }
+  /// @brief Device memory held for gradients on their way out.
+  [[nodiscard]] std::uint64_t gradient_byte_count() const noexcept {
+    return exit_.device_byte_count();
+  }
+  [[nodiscard]] StepUpdates* updates() const noexcept { return updates_.get(); }
 
   /// @brief Computes in another type from now on. @pre no walk; graphs made before are refused
   /// afterwards.
@@ -143,6 +195,11 @@ class StreamedRun {
   }
 
  private:
+  struct VisitEnd {
+    BoundBlocks<Block>& blocks;
+    ~VisitEnd() { blocks.end_visit(); }
+  };
+
   void build(AnyStorage storage, std::optional<DType> dtype) {
     std::vector<BlockLayout> wire;
     for (std::size_t i = 0; i < storage.block_count(); ++i)
@@ -174,7 +231,12 @@ class StreamedRun {
   StreamBridge<Backend> bridge_;
   PipelineOptions options_;
   BoundBlocks<Block> blocks_;
+  std::shared_ptr<const Masters> masters_;
+  MasterWatch watch_;
+  std::shared_ptr<StepUpdates> updates_;
+  GradientExit<Backend> exit_;
   std::unique_ptr<Pipeline> pipeline_;
+  typename Backend::Stream* compute_ = nullptr;          ///< of the running pass
   const detail::TypeChange<Backend>* change_ = nullptr;  ///< owned by the pipeline
   std::atomic<bool> running_ = false;
   std::uint64_t generation_ = 0;

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Full training on a CUDA device. Skips, saying why, where there is none.
+#include "mlps.hpp"
+
+#include <block_streamer/block/stream_bridge_cuda.hpp>
+#include <block_streamer/device/checked_backend.hpp>
+#include <block_streamer/device/host_edges.hpp>
+#include <block_streamer/optim/sgd.hpp>
+
+#include <ATen/Context.h>
+#include <ATen/cuda/Sleep.h>
+
+#include <support/catch.hpp>
+
+namespace bs = block_streamer;
+using support::batch;
+using support::make_mlps;
+using support::parameters_of;
+
+namespace {
+
+const at::Device cuda{at::kCUDA, 0};
+
+bool usable() {
+  const auto why = bs::CudaBackend::why_unusable();
+  if (why) WARN("skipped: " << *why);
+  at::globalContext().setDeterministicAlgorithms(true, false);
+  return !why;
+}
+
+template <class Backend, class Optimizer = bs::ExternalOptimizer>
+auto stream(const std::vector<support::Mlp>& modules, Backend backend, std::uint32_t ahead,
+            bool cached = false, Optimizer optimizer = {}) {
+  auto blocks = support::blocks_of(modules);
+  auto storage = bs::ram_storage_of(blocks);
+  bs::Streamer streamer{std::move(blocks), std::move(storage), std::move(backend),
+                        support::train_options(ahead, cached), std::move(optimizer)};
+  streamer.train();
+  return streamer;
+}
+
+/// The gradients of both, on the host.
+bool same_gradients(const std::vector<at::Tensor>& host, const std::vector<at::Tensor>& device) {
+  bool same = host.size() == device.size();
+  for (std::size_t i = 0; same && i < host.size(); ++i) {
+    const at::Tensor other = device[i].grad();
+    same = support::same_bits(host[i].grad(), other.defined() ? other.cpu() : other);
+  }
+  return same;
+}
+
+/// Steps the host's, and gives the device's the same values: the two would round differently.
+void step(const std::vector<at::Tensor>& host, const std::vector<at::Tensor>& device) {
+  const c10::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < host.size(); ++i) {
+    if (!host[i].grad().defined()) continue;
+    host[i].data().sub_(host[i].grad(), 0.05);  // as LibTorch's SGD: no version tells
+    device[i].copy_(host[i]);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cuda: full training has the resident run's gradients, bit for bit") {
+  if (!usable()) return;
+  for (std::uint32_t ahead = 0; ahead <= 3; ++ahead) {
+    for (const bool cached : {false, true}) {
+      auto modules = make_mlps(), reference = make_mlps();
+      for (auto& module : reference) module->to(cuda);
+      auto streamer = stream(modules, bs::CudaBackend{0}, ahead, cached);
+      const auto ours = parameters_of(modules), theirs = parameters_of(reference);
+      INFO("ahead " << ahead << " cached " << cached);
+      for (std::uint64_t s = 0; s < 6; ++s) {
+        const auto clear = [](const std::vector<at::Tensor>& list) {
+          for (const auto& parameter : list) parameter.mutable_grad() = at::Tensor{};
+        };
+        clear(ours);
+        clear(theirs);
+        const std::uint64_t micro_batches = s % 2 == 0 ? 1 : 3;  // 3: adds to .grad
+        for (std::uint64_t micro = 0; micro < micro_batches; ++micro) {
+          const auto x = batch(10 * s + micro).to(cuda);
+          support::resident(reference, x).square().sum().backward();
+          streamer.forward(x).square().sum().backward();
+        }
+        CHECK(same_gradients(ours, theirs));
+        CHECK(ours[1].grad().device().is_cpu());
+        step(ours, theirs);
+        const c10::NoGradGuard no_grad;
+        const auto x = batch(s).to(cuda);
+        CHECK(support::same_bits(streamer.forward(x).cpu(), support::resident(reference, x).cpu()));
+        for (const auto& parameter : ours) CHECK(parameter.device().is_cpu());
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: a step in the backward equals a step after it, under slow kernels too") {
+  if (!usable()) return;
+  const auto make = [](std::vector<bs::FunctionBlock<>>& blocks, std::int64_t cycles) {
+    std::vector<at::Tensor> weights;
+    for (std::uint64_t i = 0; i < 6; ++i) {
+      weights.push_back(
+          (at::randn({12, 12}, at::detail::createCPUGenerator(i)) * 0.3).set_requires_grad(true));
+      blocks.emplace_back(std::vector<bs::NamedTensor>{{"w", weights.back()}},
+                          [cycles](const bs::Weights& w, const at::Tensor& x, bs::NoContext&) {
+                            if (cycles > 0) at::cuda::sleep(cycles);
+                            return at::tanh(at::linear(x, w[0]));
+                          });
+    }
+    return weights;
+  };
+  std::optional<std::vector<at::Tensor>> expected;
+  for (const std::int64_t cycles : {0, 3000000}) {
+    for (const bool in_step : {false, true}) {
+      std::vector<bs::FunctionBlock<>> blocks;
+      const auto weights = make(blocks, cycles);
+      auto storage = bs::ram_storage_of(blocks);
+      bs::Streamer streamer{std::move(blocks), std::move(storage), bs::CudaBackend{0},
+                            support::train_options(1), bs::Sgd{{0.9}}};
+      streamer.train();
+      for (std::uint64_t s = 1; s <= 5; ++s) {
+        const auto x = batch(s).to(cuda);
+        auto loss = streamer.forward(x).square().sum();
+        if (in_step) streamer.begin_step({s, 0.05, 1});
+        loss.backward();
+        in_step ? streamer.end_step() : streamer.step({s, 0.05, 1});
+      }
+      if (!expected) expected = weights;
+      CHECK(support::same_values(weights, *expected));
+    }
+  }
+}
+
+TEST_CASE("cuda: a master used outside of the streamer too has the sum of both gradients") {
+  if (!usable()) return;
+  auto modules = make_mlps(), reference = make_mlps();
+  for (auto& module : reference) module->to(cuda);
+  auto streamer = stream(modules, bs::CudaBackend{0}, 1);
+  const auto x = batch().to(cuda);
+  const auto tied = modules[0]->up->weight.to(cuda);
+  at::linear(streamer.forward(at::linear(at::linear(x, tied), tied.t())), tied).sum().backward();
+  const auto other = reference[0]->up->weight;
+  at::linear(support::resident(reference, at::linear(at::linear(x, other), other.t())), other)
+      .sum()
+      .backward();
+  CHECK(modules[0]->up->weight.grad().allclose(other.grad().cpu(), 1e-4, 1e-4));
+  CHECK(support::same_bits(modules[1]->up->weight.grad(), reference[1]->up->weight.grad().cpu()));
+}
+
+TEST_CASE("cuda: the vector clocks find every access to gradients ordered") {
+  if (!usable()) return;
+  using Backend = bs::CheckedBackend<bs::CudaBackend>;
+  Backend backend{bs::CudaBackend{0}};
+  auto modules = make_mlps();
+  {
+    auto streamer = stream(modules, backend, 1);
+    const auto write_masters = [&] {
+      for (const auto& parameter : streamer.parameters())
+        backend.touch_on_host(bs::bytes_of(parameter), bs::Access::write);
+    };
+    // The backward runs on a thread of the engine's: that it has ended orders it before what
+    // follows, which the clocks are told by a hook on that thread, after the streamed node.
+    const char end_of_backward{};
+    for (int i = 0; i < 3; ++i) {
+      const at::Tensor x = batch().to(cuda).requires_grad_();
+      x.register_hook([&](const at::Tensor& gradient) {
+        bs::publish_host_edge(backend, &end_of_backward);
+        return gradient;
+      });
+      streamer.forward(x).sum().backward();
+      bs::accept_host_edge(backend, &end_of_backward);
+      write_masters();
+      const c10::NoGradGuard no_grad;
+      (void)streamer.forward(batch().to(cuda));
+      write_masters();
+    }
+  }
+  INFO(to_string(backend.log()));
+  CHECK(backend.log().empty());
+}
