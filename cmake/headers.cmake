@@ -78,6 +78,9 @@ set(BLOCK_STREAMER_CORE_HEADERS
   os/file_mapping_windows.hpp
   os/file_posix.hpp
   os/file_windows.hpp
+  os/folder_lock.hpp
+  os/folder_lock_posix.hpp
+  os/folder_lock_windows.hpp
   os/huge_pages.hpp
   os/huge_pages_posix.hpp
   os/huge_pages_windows.hpp

@@ -7,6 +7,7 @@
 
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/finetune/run_folder.hpp>
+#include <block_streamer/os/folder_lock.hpp>
 
 #include <filesystem>
 #include <map>
@@ -24,15 +25,51 @@ struct Command {
   FinetuneOptions options;
 };
 
-/// Before anything is trained: the folder can be made, and holds nothing that is
-/// not to be replaced.
-void prepare_output(const FinetuneOptions& options) {
+/// The output folder while the program runs: nobody else works in it. Made if there is none, and
+/// removed again if nothing comes into it.
+class OutputClaim {
+ public:
+  explicit OutputClaim(std::filesystem::path folder)
+      : folder_{std::move(folder)},
+        existed_{is_there(folder_)},
+        lock_{block_streamer::FolderLock::of(folder_)} {}
+  OutputClaim(const OutputClaim&) = delete;
+  OutputClaim& operator=(const OutputClaim&) = delete;
+  ~OutputClaim() {
+    std::error_code ignored;
+    if (!existed_) std::filesystem::remove(folder_, ignored);  // only an empty one goes
+  }
+
+ private:
+  static bool is_there(const std::filesystem::path& folder) {
+    std::error_code ignored;
+    return std::filesystem::exists(folder, ignored);
+  }
+
+  std::filesystem::path folder_;
+  bool existed_;
+  block_streamer::FolderLock lock_;
+};
+
+/// Before anything changes: --output names a folder, and not the adapter that the run begins with,
+/// which would be replaced so that the run could not be taken up again.
+void expect_output_folder(const FinetuneOptions& options) {
   namespace fs = std::filesystem;
   std::error_code error;
   const std::string name = options.output.string();
   if (fs::exists(options.output, error) && !fs::is_directory(options.output, error)) {
     throw block_streamer::Error{name + " is a file; --output names a folder"};
   }
+  if (!options.adapter.empty() && fs::equivalent(options.adapter, options.output, error)) {
+    throw block_streamer::Error{"--adapter and --output are one folder, " + name +
+                                ": a run needs the adapter that it began with to be resumed; name "
+                                "another --output"};
+  }
+}
+
+/// Before anything is trained: the folder holds nothing that is not to be replaced.
+void expect_free_or_resumable(const FinetuneOptions& options) {
+  const std::string name = options.output.string();
   const block_streamer::RunFolder folder{options.output};
   if (!options.overwrite && !folder.is_free()) {
     if (!options.resume) {
@@ -45,17 +82,15 @@ void prepare_output(const FinetuneOptions& options) {
                                   " is missing); --overwrite begins a new one"};
     }
   }
-  const bool existed = fs::exists(options.output, error);
-  fs::create_directories(options.output, error);
-  if (error) throw block_streamer::StorageError{name, "no folder can be made there", error};
-  if (!existed) fs::remove(options.output, error);  // made again when the training begins
 }
 
 int run(const Command& command) {
   const FinetuneOptions& options = command.options;
   require_readable(options.data);
   require_readable(options.eval_data);
-  prepare_output(options);
+  expect_output_folder(options);
+  const OutputClaim claim{options.output};
+  expect_free_or_resumable(options);
   require_writable(command.common);
   const ModelText text{command.common.model};
   const std::unique_ptr<ModelRunner> runner = open_runner(command.common);

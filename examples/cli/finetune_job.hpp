@@ -163,7 +163,8 @@ class FinetuneRun {
       const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
       count(*done, seconds, before);
       saving.add({number, done->loss, rate, done->tokens, done->gradient_norm, seconds,
-                  !done->not_finite.empty()});
+                  !done->not_finite.empty()},
+                 loop.optimizer());
       if (number == steps_) break;  // said and saved below
       if (saving.is_due(number)) saving.save(position_, loop.optimizer());
       progress.update(number, detail());

@@ -2,6 +2,7 @@
 // What a finetune keeps on disk while it runs, and how it goes on from there.
 #pragma once
 
+#include "console.hpp"
 #include "jobs.hpp"
 
 #include <block_streamer/core/error.hpp>
@@ -35,6 +36,7 @@ class RunSaving {
   RunSaving(const FinetuneOptions& options, block_streamer::LoraAdapter adapter,
             std::string base_model, block_streamer::RunRecord record)
       : folder_{options.output},
+        replaces_{options.overwrite && !folder_.is_free()},
         adapter_{std::move(adapter)},
         base_model_{std::move(base_model)},
         record_{std::move(record)},
@@ -54,17 +56,19 @@ class RunSaving {
     return saved->position;
   }
 
-  /// @brief Before the first step: from now on the folder is this run's.
+  /// @brief Before the first step: from now on the folder is this run's, unless it replaces an
+  /// earlier one, which stays whole until a step has worked.
+  /// @throws StorageError if the folder cannot be this run's.
   void begin(const block_streamer::RunPosition& position, const block_streamer::AdamW& optimizer) {
-    folder_.prepare();
-    if (position.step == 0) {
-      block_streamer::save_training_state(folder_.state(), record_, position, {}, optimizer);
-    }
-    metrics_.emplace(folder_.metrics(), position.step);
+    block_streamer::MetricsLog::expect_usable(folder_.metrics());
+    if (!replaces_) take_folder(position, optimizer);
     schedule_.saved(Clock::now());
   }
-  /// @brief Tells of a step. @pre begun.
-  void add(const block_streamer::StepMetrics& step) { metrics_->add(step); }
+  /// @brief Tells of a finished step. @pre begun.
+  void add(const block_streamer::StepMetrics& step, const block_streamer::AdamW& optimizer) {
+    if (!metrics_) take_folder({}, optimizer);
+    metrics_->add(step);
+  }
 
   [[nodiscard]] bool is_due(std::uint64_t step) const {
     return schedule_.is_due(step, Clock::now());
@@ -90,7 +94,7 @@ class RunSaving {
       return false;
     }
     block_streamer::save_adapter(folder_.path(), adapter_, base_model_);
-    metrics_.emplace(folder_.metrics(), saved_step_);
+    open_metrics(saved_step_);
     block_streamer::atomic_replace(folder_.plot(),
                                    std::string_view{block_streamer::loss_plot(metrics_->losses())});
     return true;
@@ -99,6 +103,20 @@ class RunSaving {
   [[nodiscard]] std::uint64_t saved_step() const noexcept { return saved_step_; }
 
  private:
+  void take_folder(const block_streamer::RunPosition& position,
+                   const block_streamer::AdamW& optimizer) {
+    folder_.prepare();
+    if (position.step == 0) {
+      block_streamer::save_training_state(folder_.state(), record_, position, {}, optimizer);
+    }
+    open_metrics(position.step);
+  }
+  void open_metrics(std::uint64_t step) {
+    metrics_.emplace(folder_.metrics(), step);
+    if (metrics_->missing() == 0) return;
+    say(folder_.metrics().string() + ": the lines of " + std::to_string(metrics_->missing()) +
+        " of " + counted(step, "finished step") + " are missing or cannot be read");
+  }
   /// A last step may have spoilt the adapter without a loss that shows it.
   void expect_finite(std::uint64_t step) const {
     for (const auto& [name, tensor] : adapter_.named_parameters()) {
@@ -109,6 +127,7 @@ class RunSaving {
   }
 
   block_streamer::RunFolder folder_;
+  bool replaces_;  ///< an earlier run, or other files
   block_streamer::LoraAdapter adapter_;
   std::string base_model_;
   block_streamer::RunRecord record_;

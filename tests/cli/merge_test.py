@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -110,6 +111,46 @@ class Merge(unittest.TestCase):
         self.merge(model, adapter, merged, "--shard-size", "8KiB")
         self.assertFalse((self.folder / ".merged.merging").exists())
         self.assertEqual({f.name: f.read_bytes() for f in merged.iterdir()}, {f.name: f.read_bytes() for f in whole.iterdir()})
+
+    def test_a_second_merge_into_a_folder_is_refused_and_the_first_is_whole(self):
+        model, adapter, _ = self.trained()
+        merged, whole, making = self.folder / "merged", self.folder / "whole", self.folder / ".merged.merging"
+        self.merge(model, adapter, whole, "--shard-size", "8KiB")
+        form = [model, adapter, merged, "--shard-size", "8KiB"]
+        refused = False
+        while not refused:
+            first = subprocess.Popen([PROGRAM, "merge", "--model", *form[:1], "--adapter", *form[1:2], "--output", *form[2:]], stderr=subprocess.DEVNULL)
+            while first.poll() is None and self.file_count(making) < 3:
+                os.sched_yield()
+            first.send_signal(signal.SIGSTOP)
+            try:
+                if self.file_count(making) >= 3:  # else it has come to its end
+                    before = sorted(os.listdir(making))
+                    self.assertIn("is in use by another process", self.merge(*form, code=1))
+                    self.assertEqual(sorted(os.listdir(making)), before)
+                    refused = True
+            finally:
+                first.send_signal(signal.SIGCONT)
+                self.assertEqual(first.wait(timeout=120), 0)
+            self.assertEqual({f.name: f.read_bytes() for f in merged.iterdir()}, {f.name: f.read_bytes() for f in whole.iterdir()})
+            self.assertFalse(making.exists())
+            shutil.rmtree(merged)
+
+    def test_places_that_are_not_replaced(self):
+        model, adapter, _ = self.trained()
+        empty, dangling, link, target = (self.folder / name for name in ["empty", "dangling", "link", "target"])
+        empty.touch()
+        dangling.symlink_to(self.folder / "none")
+        target.mkdir()
+        link.symlink_to(target)
+        self.assertIn("no folder", self.merge(model, adapter, empty, code=1))
+        self.assertIn("a link to nothing", self.merge(model, adapter, dangling, code=1))
+        self.merge(model, adapter, link)
+        self.assertEqual((empty.read_bytes(), dangling.is_symlink(), link.is_symlink()), (b"", True, True))
+        self.assertTrue((target / "model.safetensors").exists())
+        path = adapter / "adapter_model.safetensors"
+        path.write_bytes(path.read_bytes()[:-4] + b"\0\0\xc0\x7f")
+        self.assertRegex(self.merge(model, adapter, self.folder / "x", code=1), r"adapter_model\.safetensors: tensor base_model.*lora_.* not finite")
 
     def test_peft_merges_alike(self):
         if peft is None:

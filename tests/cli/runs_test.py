@@ -287,6 +287,10 @@ class Saving(RunsTest):
         good = state.read_bytes()
         state.write_bytes(good[:-3] + b"abc")
         self.assertIn("crc32c", self.run_program(self.output, "--steps", 2, "--resume", code=1))
+        self.assertIn(b'"step":"2"', good)
+        for step in [b"0", b"1", b"3"]:  # not only what would be loaded: also of a run that has only begun, or is finished
+            state.write_bytes(good.replace(b'"step":"2"', b'"step":"' + step + b'"'))
+            self.assertIn("has changed since it was saved", self.run_program(self.output, "--steps", 2, "--resume", code=1))
         state.write_bytes(good[: len(good) // 2])
         self.assertIn("state.safetensors", self.run_program(self.output, "--steps", 2, "--resume", code=1))
         shutil.copy(self.output / ADAPTER_FILES[1], state)
@@ -305,6 +309,69 @@ class Saving(RunsTest):
         self.run_program(killed, *more, "--resume", "--save-every", 2)
         self.assertEqual(self.adapter(killed), whole)
         self.assertIn("--adapter was", self.run_program(killed, "--steps", 6, "--resume", code=1))
+
+    def test_a_run_cannot_replace_the_adapter_that_it_begins_with(self):
+        self.run_program(self.output, "--steps", 2)
+        before = self.everything(self.output)
+        same = f"{self.output.parent}/./{self.output.name}/"
+        for how in ["--overwrite", "--resume"]:
+            err = self.run_program(same, "--steps", 3, "--adapter", self.output, how, code=1)
+            self.assertIn("--adapter and --output are one folder", err)
+        self.assertEqual(self.everything(self.output), before)
+
+    def test_overwritten_and_killed_it_is_the_new_run_that_goes_on(self):
+        whole, output = self.output / "whole", self.output / "killed"
+        self.run_program(whole, *self.FORM)
+        self.run_program(output, "--steps", 12)
+        form = [*self.FORM, "--save-every", 24]
+        self.assertTrue(self.killed(output, lambda: 0 < self.lines(output) < 12, *form, "--overwrite"))
+        self.assertEqual(self.state(output)["step"], "0")
+        self.assertIn("the run starts from the beginning", self.run_program(output, *form, "--resume"))
+        self.assertEqual(self.adapter(output), self.adapter(whole))
+
+    def test_a_second_run_in_a_folder_is_refused_and_changes_nothing(self):
+        whole, output = self.output / "whole", self.output / "two"
+        self.run_program(whole, *self.FORM)
+        first = subprocess.Popen(self.command(output, *self.FORM), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            while first.poll() is None and self.lines(output) < 2:
+                os.sched_yield()
+            first.send_signal(signal.SIGSTOP)
+            before = self.everything(output)
+            for how in [("--overwrite",), ("--resume",), ()]:
+                self.assertIn("is in use by another process", self.run_program(output, *self.FORM, *how, code=1))
+            self.assertEqual(self.everything(output), before)
+        finally:
+            first.send_signal(signal.SIGCONT)
+            self.assertEqual(first.wait(timeout=120), 0)
+        self.assertEqual(self.adapter(output), self.adapter(whole))
+
+    def test_lines_that_the_log_lost_are_told_and_a_pipe_is_refused(self):
+        self.assertTrue(self.killed(self.output, lambda: self.lines(self.output) >= 7, *self.FORM, "--save-every", 2))
+        saved = int(self.state(self.output)["step"])
+        log = self.output / "metrics.jsonl"
+        lines = log.read_bytes().splitlines()[:saved]
+        log.write_bytes(b"\n".join(lines))  # whole, but for the last newline
+        state = self.output / "resume" / "state.safetensors"
+        self.keep(state)
+        self.assertNotIn("are missing", self.run_program(self.output, *self.FORM, "--resume"))
+        self.assertEqual([m["step"] for m in self.metrics(self.output)], list(range(1, 25)))
+        self.restore(state)
+        log.write_bytes(b"\n".join([lines[0], b"x" + lines[1], *lines[3:]]) + b"\n")
+        err = self.run_program(self.output, *self.FORM, "--resume")
+        self.assertIn(f"metrics.jsonl: the lines of 2 of {saved} finished steps are missing", err)
+        self.restore(state)
+        log.unlink()
+        os.mkfifo(log)
+        for how in ["--resume", "--overwrite"]:
+            self.assertRegex(self.run_program(self.output, *self.FORM, how, code=1), r"metrics\.jsonl: is no regular file")
+        self.assertEqual(self.state(self.output)["step"], str(saved))
+
+    def keep(self, path):
+        shutil.copy(path, path.parent.parent.with_suffix(".kept"))
+
+    def restore(self, path):
+        shutil.copy(path.parent.parent.with_suffix(".kept"), path)
 
     def test_a_full_disk_leaves_the_last_good_state(self):
         self.run_program(self.output, *self.FORM[2:], "--steps", 9, "--save-every", 9)
@@ -360,6 +427,17 @@ class NotFinite(RunsTest):
         err = self.run_program(self.output, *base, "--resume", "--skip-non-finite", model=self.poisoned, data=self.rows)
         self.assertIn("goes on after step 2", err)
         self.assertIn("step 3 is skipped: the loss is not finite", err)
+
+    def test_overwritten_a_run_stays_whole_until_a_step_has_worked(self):
+        self.run_program(self.output, "--steps", 5)
+        before = self.everything(self.output)
+        rows = self.rows.with_suffix(".x.jsonl")
+        rows.write_text(json.dumps({"text": "xx"}) + "\n")
+        self.assertIn("step 1", self.run_program(self.output, "--steps", 3, "--overwrite", code=1, model=self.poisoned, data=rows))
+        self.assertEqual(self.everything(self.output), before)
+        self.run_program(self.output, "--steps", 3, "--overwrite")
+        self.assertEqual([m["step"] for m in self.metrics(self.output)], [1, 2, 3])
+        self.assertEqual(self.state(self.output)["step"], "3")
 
     def test_skipped_steps_change_nothing_and_are_told(self):
         base = ["--epochs", 1, "--no-shuffle", "--skip-non-finite"]

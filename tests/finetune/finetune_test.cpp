@@ -354,6 +354,38 @@ TEST_CASE("a state of another shape, with changed bytes or of another kind chang
                     Catch::Matchers::Contains("training state"));
 }
 
+TEST_CASE("no bit of what a state says of its run can change unseen, saved or only begun") {
+  const support::TempFolder folder;
+  const auto path = folder / "state.safetensors";
+  const Tiny tiny;
+  bs::RunRecord record;
+  record.set("--lr", 0.01);
+  for (const std::uint64_t step : {std::uint64_t{0}, std::uint64_t{40}}) {
+    bs::save_training_state(path, record, {step, 4}, tiny.adapter.named_parameters(), bs::AdamW{});
+    const std::string whole = support::read_text(path);
+    REQUIRE(bs::read_saved_run(path)->position.step == step);
+    const std::size_t begin = whole.find("\"__metadata__\"");
+    const std::size_t end = whole.find('}', begin);
+    REQUIRE(begin < end);
+    REQUIRE(end < whole.size());
+    for (std::size_t at = begin; at <= end; ++at) {
+      for (int bit = 0; bit < 8; ++bit) {
+        std::string changed = whole;
+        changed[at] = static_cast<char>(changed[at] ^ (1 << bit));
+        support::write_text(path, changed);
+        CAPTURE(step, at - begin, bit);
+        CHECK_THROWS_AS(bs::read_saved_run(path), bs::FormatError);
+      }
+    }
+    support::write_text(path, whole);
+  }
+  std::string later = support::read_text(path);
+  later[later.find("\"step\":\"40\"") + 8] = '6';
+  support::write_text(path, later);
+  CHECK_THROWS_WITH(bs::read_saved_run(path),
+                    Catch::Matchers::Contains("has changed since it was saved"));
+}
+
 TEST_CASE("a folder holds an adapter only with the same form and the same bits") {
   const support::TempFolder folder;
   Tiny tiny;

@@ -19,6 +19,10 @@
 #include <support/catch.hpp>
 #include <support/safetensors_files.hpp>
 
+#if !defined(_WIN32)
+#include <sys/stat.h>
+#endif
+
 namespace bs = block_streamer;
 using Losses = std::vector<std::pair<std::uint64_t, double>>;
 
@@ -107,6 +111,39 @@ TEST_CASE("a log that goes on drops lines of lost steps and one that was cut sho
   }
   CHECK(bs::MetricsLog(path, 0).losses().empty());
   CHECK(support::read_text(path).empty());
+}
+
+TEST_CASE("a log keeps a whole last line without its newline and counts lines that are missing") {
+  const support::TempFolder folder;
+  const auto path = folder / "metrics.jsonl";
+  const auto line = [](std::uint64_t step) { return bs::metrics_line({step, 1.5, 0.1, 7, 2, 1}); };
+  const std::string open_end = line(3).substr(0, line(3).size() - 1);
+  support::write_text(path, line(1) + line(2) + open_end);
+  CHECK(bs::MetricsLog(path, 3).missing() == 0);
+  CHECK(support::read_text(path) == line(1) + line(2) + line(3));
+  support::write_text(path, line(1) + line(2) + open_end);
+  CHECK(bs::MetricsLog(path, 2).missing() == 0);
+  CHECK(support::read_text(path) == line(1) + line(2));
+  support::write_text(path, line(1) + "{\"step\": 2, \"lo\n" + line(4) + open_end);
+  CHECK(bs::MetricsLog(path, 5).missing() == 3);
+  CHECK(support::read_text(path) == line(1) + line(4));
+  std::filesystem::remove(path);
+  CHECK(bs::MetricsLog(path, 5).missing() == 5);
+  CHECK(bs::MetricsLog(path, 0).missing() == 0);
+}
+
+TEST_CASE("a log that is no regular file is refused and stays as it is") {
+  const support::TempFolder folder;
+  const auto path = folder / "metrics.jsonl";
+  std::filesystem::create_directory(path);
+#if !defined(_WIN32)
+  std::filesystem::remove(path);
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+#endif
+  for (const std::uint64_t step : {std::uint64_t{0}, std::uint64_t{2}}) {
+    CHECK_THROWS_WITH(bs::MetricsLog(path, step), Catch::Matchers::Contains("no regular file"));
+  }
+  CHECK_FALSE(std::filesystem::is_regular_file(path));
 }
 
 TEST_CASE("a log says which file cannot be written") {

@@ -190,6 +190,60 @@ TEST_CASE("a merge that fails leaves nothing, whatever it had written") {
   CHECK(bytes_by_name(folder / "out") == before);
 }
 
+TEST_CASE(
+    "a merge replaces no file and no link to nothing, and follows a link to an empty folder") {
+  const support::TempFolder folder;
+  const Base base{folder / "base"};
+  const auto checkpoint = bs::Checkpoint::open(base.folder);
+  const bs::LoraAdapter adapter = base.adapter({.rank = 2});
+  const auto refused = [&](const fs::path& output, const std::string& says) {
+    CHECK_THROWS_WITH(
+        bs::merge_adapter(checkpoint, adapter, output),
+        Catch::Matchers::Contains(output.filename().string()) && Catch::Matchers::Contains(says));
+  };
+  support::write_text(folder / "empty", "");
+  support::write_text(folder / "full", "mine");
+  for (const char* name : {"empty", "full"}) refused(folder / name, "no folder");
+  CHECK(fs::is_regular_file(folder / "empty"));
+  CHECK(support::read_text(folder / "full") == "mine");
+  fs::create_directories(folder / "elsewhere/target");
+  std::error_code cannot;  // some systems ask for a privilege
+  fs::create_directory_symlink(folder / "elsewhere/target", folder / "link", cannot);
+  if (cannot) return;
+  fs::create_directory_symlink(folder / "elsewhere/none", folder / "dangling");
+  refused(folder / "dangling", "a link to nothing");
+  CHECK_THROWS_AS(bs::merge_adapter(checkpoint, adapter, folder / "dangling/"), bs::Error);
+  CHECK(fs::is_symlink(folder / "dangling"));
+  CHECK_FALSE(fs::exists(folder / "elsewhere/none"));
+  // A link where the folder would be made leads nowhere that is cleared.
+  fs::create_directory_symlink(base.folder, folder / "elsewhere/.target.merging");
+  (void)bs::merge_adapter(checkpoint, adapter, folder / "link");
+  CHECK(fs::is_symlink(folder / "link"));
+  CHECK(fs::exists(folder / "elsewhere/target/model.safetensors"));
+  CHECK(fs::exists(base.folder / "model.safetensors"));
+  CHECK(left_over(folder.path()).empty());
+  CHECK(left_over(folder / "elsewhere").empty());
+}
+
+TEST_CASE("a folder that another merge makes is refused and left alone") {
+  const support::TempFolder folder;
+  const Base base{folder / "base"};
+  const auto checkpoint = bs::Checkpoint::open(base.folder);
+  const bs::LoraAdapter adapter = base.adapter({.rank = 2});
+  int calls = 0;
+  bs::MergeOptions options{.shard_byte_count = 100};
+  options.progress = [&](std::uint64_t, std::uint64_t) {
+    ++calls;
+    CHECK_THROWS_WITH(bs::merge_adapter(checkpoint, adapter, folder / "out", {}),
+                      Catch::Matchers::Contains("in use by another process"));
+  };
+  (void)bs::merge_adapter(checkpoint, adapter, folder / "out", options);
+  CHECK(calls > 2);
+  (void)bs::merge_adapter(checkpoint, adapter, folder / "alone", {.shard_byte_count = 100});
+  CHECK(bytes_by_name(folder / "out") == bytes_by_name(folder / "alone"));
+  CHECK(left_over(folder.path()).empty());
+}
+
 TEST_CASE("a sum that its type does not hold is refused with the tensor") {
   const support::TempFolder folder;
   const Base base{folder / "base", at::kHalf};

@@ -325,6 +325,22 @@ TEST_CASE("b115 missing, unknown and misshapen tensors are refused by name") {
   CHECK(says(refusal(folder.path()), folder.path().string()));
 }
 
+TEST_CASE("an adapter with a value that is not finite is refused with its file and tensor") {
+  const TemporaryFolder folder;
+  copy_adapter(lora_fixture("patterned"), folder.path());
+  const fs::path path = folder.path() / "adapter_model.safetensors";
+  const std::string key = "base_model.model.model.layers.3.mlp.down_proj.lora_B.weight";
+  const auto tensor = bs::Checkpoint::open(path).at(key);
+  REQUIRE(tensor.spec.dtype == bs::DType::f32);
+  std::fstream file{path, std::ios::binary | std::ios::in | std::ios::out};
+  file.seekp(static_cast<std::streamoff>(tensor.range.end() - 4));
+  file.write("\0\0\xc0\x7f", 4);
+  file.close();
+  const std::string text = refusal(folder.path());
+  CHECK(says(text, "adapter_model.safetensors: tensor " + key));
+  CHECK(says(text, "not finite"));
+}
+
 TEST_CASE("options that are not implemented are refused by name") {
   const TemporaryFolder folder;
   const fs::path config = folder.path() / "adapter_config.json";

@@ -6,6 +6,7 @@
 #include <block_streamer/text/json_document.hpp>
 #include <block_streamer/text/text_file.hpp>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -72,15 +73,25 @@ namespace detail {
 class MetricsLog {
  public:
   /// @brief Goes on with the log of a run that was saved after `step` (0: begins anew): what later
-  /// steps left is dropped, a line cut short too.
-  /// @throws StorageError naming the path.
+  /// steps left is dropped, and what is no line of a step, as one that was cut short.
+  /// @throws StorageError naming the path, also if it is there and no regular file.
   MetricsLog(const std::filesystem::path& path, std::uint64_t step) : path_{path} {
+    expect_usable(path_);
     std::string kept;
     std::error_code error;
     if (step > 0 && std::filesystem::exists(path, error)) kept = lines_up_to(step);
     atomic_replace(path_, std::string_view{kept});
     out_.open(path_, std::ios::binary | std::ios::app);
     if (!out_) throw StorageError{path_.string(), "cannot be written"};
+    missing_ = step - losses_.size();
+  }
+  /// @throws StorageError if something is there that is no regular file: a pipe would block whoever
+  /// opens it.
+  static void expect_usable(const std::filesystem::path& path) {
+    std::error_code error;
+    const auto status = std::filesystem::status(path, error);
+    if (!std::filesystem::exists(status) || std::filesystem::is_regular_file(status)) return;
+    throw StorageError{path.string(), "is no regular file; move it away"};
   }
 
   /// @throws StorageError if the line could not be written, e.g. because the disk is full.
@@ -89,6 +100,8 @@ class MetricsLog {
     if (!out_) throw StorageError{path_.string(), "writing the step's line failed"};
     losses_.emplace_back(step.step, step.loss);
   }
+  /// @brief Finished steps whose line was not there, or could not be read, when the log was opened.
+  [[nodiscard]] std::uint64_t missing() const noexcept { return missing_; }
   /// @brief Step and loss of every line.
   [[nodiscard]] std::span<const std::pair<std::uint64_t, double>> losses() const noexcept {
     return losses_;
@@ -99,8 +112,8 @@ class MetricsLog {
     const std::string text = read_text_file(path_);
     std::string kept;
     for (std::size_t begin = 0; begin < text.size();) {
-      const std::size_t end = text.find('\n', begin);
-      if (end == std::string::npos) break;
+      // The last line may lack its newline: it counts if it is whole.
+      const std::size_t end = std::min(text.find('\n', begin), text.size());
       const std::string line = text.substr(begin, end - begin);
       const auto entry = detail::step_and_loss(line);
       const std::uint64_t before = losses_.empty() ? 0 : losses_.back().first;
@@ -115,6 +128,7 @@ class MetricsLog {
 
   std::filesystem::path path_;
   std::vector<std::pair<std::uint64_t, double>> losses_;
+  std::uint64_t missing_ = 0;
   std::ofstream out_;
 };
 

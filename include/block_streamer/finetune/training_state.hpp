@@ -42,7 +42,7 @@ struct SavedRun {
 
 namespace detail {
 
-inline constexpr const char* state_format = "block_streamer training state 1";
+inline constexpr const char* state_format = "block_streamer training state 2";
 
 [[nodiscard]] inline std::uint32_t sum_of(const NamedTensors& tensors) {
   std::uint32_t sum = 0;
@@ -51,6 +51,19 @@ inline constexpr const char* state_format = "block_streamer training state 1";
     sum = crc32c(bytes_of(tensor), sum);
   }
   return sum;
+}
+
+inline constexpr const char* metadata_sum_key = "metadata crc32c";
+
+/// Of every field but itself, keys, values and where one ends: a changed step or record is seen.
+[[nodiscard]] inline std::uint32_t sum_of(const std::map<std::string, std::string>& metadata) {
+  std::string all;
+  for (const auto& [key, value] : metadata) {
+    if (key == metadata_sum_key) continue;
+    for (const std::string* text : {&key, &value})
+      all += std::to_string(text->size()) + " " + *text;
+  }
+  return crc32c(std::as_bytes(std::span{all}));
 }
 
 /// Parameters and moments as they are written, on the host.
@@ -79,6 +92,13 @@ inline constexpr const char* state_format = "block_streamer training state 1";
     throw FormatError{path.string(), "'" + key + "' in its metadata is no whole number"};
   }
   return value;
+}
+
+inline void expect_unchanged_metadata(const std::filesystem::path& path,
+                                      const std::map<std::string, std::string>& metadata) {
+  if (sum_of(metadata) == state_number(path, metadata, metadata_sum_key)) return;
+  throw FormatError{path.string(),
+                    "the file has changed since it was saved: its metadata has another crc32c"};
 }
 
 /// Every tensor of the state that is one of `wanted` parameters' or of the optimizer's.
@@ -124,6 +144,7 @@ inline void save_training_state(const std::filesystem::path& path, const RunReco
   std::sort(tensors.begin(), tensors.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
   metadata.emplace("crc32c", std::to_string(detail::sum_of(tensors)));
+  metadata.emplace(detail::metadata_sum_key, std::to_string(detail::sum_of(metadata)));
   std::vector<TensorBytes> written;
   for (const auto& [name, tensor] : tensors) {
     written.push_back({.spec = {name, dtype_of(tensor.scalar_type()), shape_of(tensor)},
@@ -133,7 +154,8 @@ inline void save_training_state(const std::filesystem::path& path, const RunReco
 }
 
 /// @brief What the state at `path` says of its run; nullopt if there is no file.
-/// @throws FormatError if it is no such state, StorageError if it cannot be read.
+/// @throws FormatError if it is no such state or what it says has changed since it was saved;
+/// StorageError if it cannot be read.
 [[nodiscard]] inline std::optional<SavedRun> read_saved_run(const std::filesystem::path& path) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return std::nullopt;
@@ -143,6 +165,7 @@ inline void save_training_state(const std::filesystem::path& path, const RunReco
     throw FormatError{path.string(),
                       std::string{"not a \""} + detail::state_format + "\" by its metadata"};
   }
+  detail::expect_unchanged_metadata(path, header.metadata);
   SavedRun run;
   run.position = {.step = detail::state_number(path, header.metadata, "step"),
                   .skipped = detail::state_number(path, header.metadata, "skipped")};
@@ -164,7 +187,8 @@ inline void load_training_state(const std::filesystem::path& path, const NamedTe
   NamedTensors all = detail::read_state(path);
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   if (detail::sum_of(all) != detail::state_number(path, header.metadata, "crc32c")) {
-    throw FormatError{path.string(), "its bytes are not those that were saved (crc32c)"};
+    throw FormatError{path.string(),
+                      "the file has changed since it was saved: its tensors have another crc32c"};
   }
   std::map<std::string, at::Tensor> saved{all.begin(), all.end()};
   std::vector<std::string> names;

@@ -10,6 +10,7 @@
 #include <block_streamer/lora/lora_adapter.hpp>
 #include <block_streamer/os/atomic_replace.hpp>
 #include <block_streamer/os/file.hpp>
+#include <block_streamer/os/folder_lock.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/addmm.h>
@@ -46,29 +47,52 @@ struct MergeReport {
 
 namespace detail {
 
-/// A folder in the making beside its place, removed unless it is moved there.
+/// Where a folder is to be made: of a link, the folder that it names.
+/// @throws Error if something is there that is no empty folder.
+[[nodiscard]] inline std::filesystem::path empty_target(std::filesystem::path target) {
+  if (!target.has_filename()) target = target.parent_path();  // "folder/"
+  std::error_code error;
+  const std::string name = target.string();
+  const auto status = std::filesystem::status(target, error);
+  if (!std::filesystem::status_known(status)) {
+    throw StorageError{name, "cannot be looked at", error};
+  }
+  if (!std::filesystem::exists(status)) {
+    const bool link = std::filesystem::is_symlink(std::filesystem::symlink_status(target, error));
+    if (link) throw Error{name + " is a link to nothing; name a folder"};
+    return target;
+  }
+  if (!std::filesystem::is_directory(status)) {
+    throw Error{name + " is there already and no folder; name another place"};
+  }
+  const bool empty = std::filesystem::is_empty(target, error);
+  if (error) throw StorageError{name, "cannot list the folder", error};
+  if (!empty) throw Error{name + " is there already and not empty; name another folder"};
+  return std::filesystem::canonical(target);
+}
+
+/// A folder in the making beside its place, removed unless it is moved there. One process at a time
+/// makes it.
 class FolderInTheMaking {
  public:
-  explicit FolderInTheMaking(std::filesystem::path target) : target_{std::move(target)} {
-    if (!target_.has_filename()) target_ = target_.parent_path();  // "folder/"
-    path_ = target_.parent_path() / ("." + target_.filename().string() + ".merging");
-    std::error_code error;
-    if (std::filesystem::exists(target_, error) && !std::filesystem::is_empty(target_, error))
-      throw Error{target_.string() + " is there already and not empty; name another folder"};
-    std::filesystem::remove_all(path_, error);  // of a merge that was killed
-    std::filesystem::create_directories(path_, error);
-    if (error) throw StorageError{target_.string(), "no folder can be made there", error};
+  explicit FolderInTheMaking(const std::filesystem::path& target)
+      : target_{empty_target(target)}, path_{place_beside(target_)}, lock_{FolderLock::of(path_)} {
+    try {
+      target_ = empty_target(target);  // another may have finished it before the lock was ours
+      clear();
+    } catch (...) {
+      discard();
+      throw;
+    }
   }
   FolderInTheMaking(const FolderInTheMaking&) = delete;
   FolderInTheMaking& operator=(const FolderInTheMaking&) = delete;
-  ~FolderInTheMaking() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
+  ~FolderInTheMaking() { discard(); }
 
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
   void commit() {
     std::error_code error;
+    (void)empty_target(target_);
     std::filesystem::remove(target_, error);  // empty
     std::filesystem::rename(path_, target_, error);
     if (error) throw StorageError{target_.string(), "moving the folder into place failed", error};
@@ -76,8 +100,31 @@ class FolderInTheMaking {
   }
 
  private:
+  /// What is cleared there is ours: a link that leads elsewhere goes.
+  [[nodiscard]] static std::filesystem::path place_beside(const std::filesystem::path& target) {
+    std::filesystem::path path =
+        target.parent_path() / ("." + target.filename().string() + ".merging");
+    std::error_code error;
+    if (std::filesystem::is_symlink(std::filesystem::symlink_status(path, error))) {
+      std::filesystem::remove(path, error);
+    }
+    return path;
+  }
+  /// Of a merge that was killed. The folder itself stays: it is what is locked.
+  void clear() const {
+    std::vector<std::filesystem::path> left;
+    for (const auto& entry : std::filesystem::directory_iterator{path_})
+      left.push_back(entry.path());
+    for (const auto& path : left) std::filesystem::remove_all(path);
+  }
+  void discard() noexcept {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+
   std::filesystem::path target_;
-  std::filesystem::path path_;
+  std::filesystem::path path_;  ///< empty once it is moved
+  FolderLock lock_;
 };
 
 /// Reads a checkpoint's tensors in pieces, adds the adapter's share, writes them on.
@@ -185,11 +232,13 @@ class AdapterMerge {
 /// folder: safetensors files, their index if there are several, and the model's other files. Names,
 /// types, shapes stay; tensors without an adapter keep their bytes. The same input gives the same
 /// bytes with the same number of threads.
-/// The sum is taken in fp32 (fp64 for such weights) and rounded once to the weight's type, as peft's
-/// merge_and_unload() does; its safe_merge rounds B·A to that type before it adds.
-/// The folder appears whole or not at all: everything is written beside its place first.
-/// @throws Error if the folder is there and not empty, or a sum is not finite; UnsupportedError,
-/// BindingError naming a tensor that cannot be merged; StorageError if reading or writing fails.
+/// The sum is taken in fp32 (fp64 for such weights) and rounded once to the weight's type, as
+/// peft's merge_and_unload() does; its safe_merge rounds B·A to that type before it adds. The
+/// folder appears whole or not at all: everything is written beside its place first. A link to an
+/// empty folder is followed.
+/// @throws Error if something is there that is no empty folder, another process merges into it, or
+/// a sum is not finite; UnsupportedError, BindingError naming a tensor that cannot be merged;
+/// StorageError if reading or writing fails.
 /// **Cost.** Reads and writes every tensor once; memory: the adapter, 2 MiB (at least a row) of a
 /// tensor as stored and some copies of it in fp32.
 inline MergeReport merge_adapter(const Checkpoint& checkpoint, const LoraAdapter& adapter,

@@ -10,6 +10,8 @@
 #include <block_streamer/lora/lora_adapter.hpp>
 #include <block_streamer/lora/module_patterns.hpp>
 
+#include <ATen/ops/isfinite.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -157,7 +159,11 @@ using LoraKeys = std::map<std::string, std::pair<std::string, std::string>>;
   if (!is_computable(spec.dtype))
     throw BindingError{place + " has type " + std::string{name_of(spec.dtype)} +
                        ", which is no plain float"};
-  return trainable_leaf(load_tensor(file, name, DType::f32), device);
+  const at::Tensor loaded = load_tensor(file, name, DType::f32);
+  if (!at::isfinite(loaded).all().item<bool>()) {
+    throw Error{place + " holds a value that is not finite in fp32; the adapter is of no use"};
+  }
+  return trainable_leaf(loaded, device);
 }
 
 [[nodiscard]] inline LoraOptions options_of(const PeftConfig& config, const SavedTargets& saved) {
@@ -174,8 +180,8 @@ using LoraKeys = std::map<std::string, std::pair<std::string, std::string>>;
 /// Ranks and scales of single modules (rank_pattern, alpha_pattern) are honoured; names may carry
 /// PEFT's and multimodal wrappers' prefixes, or none. The tensors are fp32 and trainable.
 /// @throws UnsupportedError naming an option that is not implemented; BindingError naming tensors
-/// that are missing, unknown or of another shape, or if no module matches; FormatError,
-/// StorageError for broken or unreadable files.
+/// that are missing, unknown or of another shape, or if no module matches; Error naming a tensor
+/// that is not finite; FormatError, StorageError for broken or unreadable files.
 [[nodiscard]] inline LoraAdapter load_adapter(const std::filesystem::path& folder,
                                               std::span<const LoraBlock> blocks,
                                               const at::Device& device) {
