@@ -90,6 +90,18 @@ at::Tensor waves(const std::vector<std::int64_t>& sizes, double seed) {
   return (i * (1.7 + seed)).sin().mul(0.3).to(at::kFloat).view(sizes);
 }
 
+/// A list of one block whose adapters train, as pull_back asks for it.
+struct OneBlock {
+  using Context = bs::models::DecoderContext;
+  std::vector<at::Tensor> parameters;
+
+  [[nodiscard]] const OneBlock& blocks() const { return *this; }
+  [[nodiscard]] std::vector<bs::TrainedWeight> trained() const { return {}; }
+  [[nodiscard]] std::span<const at::Tensor> adapter_parameters(std::size_t) const {
+    return parameters;
+  }
+};
+
 }  // namespace
 
 TEST_CASE("recompute and backward of a block with seven adapters take few operations and nodes") {
@@ -103,19 +115,21 @@ TEST_CASE("recompute and backward of a block with seven adapters take few operat
   const bs::AdapterTable table = adapter.table(list);
   std::vector<const bs::ProjectionAdapter*> woven;
   for (const auto& one : table.blocks[0].by_weight) woven.push_back(one.get());
-  const auto run = [&](const at::Tensor& hidden, auto& context, bool training) {
+  const auto run_block = [&](const at::Tensor& hidden, auto& context, bool training) {
     return block.forward(bs::Weights{weights, woven, training}, hidden, context);
   };
   auto context = bs::models::make_context(1, 5, bs::rotary_frequencies(8, 1e4), at::kFloat);
   const at::Tensor input = waves({1, 5, 24}, 0.5), gradient = waves({1, 5, 24}, 0.6);
   const bs::SavedVisit visit{input, static_cast<std::uint32_t>(input._version()),
                              bs::RngState::capture(at::kCPU)};
+  OneBlock run{table.blocks[0].parameters};
   const auto pull = [&] {
-    return bs::detail::pull_back(run, visit, context,
-                                 std::span<const at::Tensor>{table.blocks[0].parameters},
+    return bs::detail::pull_back(run, bs::BlockId{}, run_block, visit, context,
                                  /*input_needed=*/true, gradient);
   };
-  for (const at::Tensor& one : pull()) REQUIRE(one.defined());  // also what is done only once
+  const auto pulled = pull();  // also what is done only once
+  REQUIRE(pulled.input.defined());
+  for (const at::Tensor& one : pulled.adapters) REQUIRE(one.defined());
   const Census census;
   (void)pull();
   const int products = census.operations("aten::mm") + census.operations("aten::addmm") +
