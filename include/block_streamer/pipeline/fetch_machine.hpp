@@ -92,6 +92,8 @@ class FetchMachine {
     for (const PlannedFetch& f : plan.fetches) {
       queue_.push({f.part, f.slot, f.after_visits, epoch_, &reads_of(f.part)});
     }
+    // What failed since the caller looked may still be reading into the slots of these fetches.
+    if (failed_) fail();
   }
   /// @brief True once the next visit's part is in its slot to stay. The slot may hold the same part
   /// from before, about to be replaced by a fetch that an earlier pass left behind: that is not it.
