@@ -43,7 +43,7 @@ if(BLOCK_STREAMER_PRECOMPILE)
   _block_streamer_add_pch(block_streamer_core_pch ${common})
   target_link_libraries(block_streamer_core_pch PRIVATE block_streamer::core block_streamer_test_support)
   _block_streamer_add_pch(block_streamer_io_pch ${common} <boost/asio/append.hpp>
-    <boost/asio/executor_work_guard.hpp> <boost/asio/io_context.hpp> <boost/asio/post.hpp> <boost/asio/thread_pool.hpp>)
+    <boost/asio/executor_work_guard.hpp> <boost/asio/io_context.hpp> <boost/asio/post.hpp>)
   target_link_libraries(block_streamer_io_pch PRIVATE block_streamer::io block_streamer_test_support)
   target_compile_options(block_streamer_core_pch PRIVATE ${fast})
   target_compile_options(block_streamer_io_pch PRIVATE ${fast})

@@ -152,6 +152,7 @@ set(BLOCK_STREAMER_IO_HEADERS
   io/uring_ring_absent.hpp
   io/uring_ring_linux.hpp
   io/uring_runtime.hpp
+  io/worker_threads.hpp
   pipeline/arena.hpp
   pipeline/block_pipeline.hpp
   pipeline/copy_out.hpp

@@ -3,9 +3,11 @@
 // again under a filter of system calls or a limit. The hidden cases are what then runs.
 #include <block_streamer/device/host_backend.hpp>
 #include <block_streamer/pipeline/pass.hpp>
+#include <block_streamer/storage/pooled.hpp>
 #include <block_streamer/storage/uring_storage.hpp>
 
 #include <storage/pattern_files.hpp>
+#include <storage/pattern_reader.hpp>
 #include <support/catch.hpp>
 
 #include <linux/capability.h>
@@ -49,6 +51,17 @@ constexpr int cannot_restrict = 77;
   return ::setrlimit(RLIMIT_MEMLOCK, &limit) == 0;
 }
 
+void expect_ended_well(pid_t child) {
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == cannot_restrict) {
+    WARN("skipped: this system does not let a process restrict itself");
+  } else {
+    CHECK(WEXITSTATUS(status) == 0);
+  }
+}
+
 /// Runs one hidden case of this program under a restriction.
 template <class Restrict>
 void run_restricted(const char* name, const char* expected, Restrict restrict_it) {
@@ -60,14 +73,7 @@ void run_restricted(const char* name, const char* expected, Restrict restrict_it
     ::execl("/proc/self/exe", "restricted", name, static_cast<char*>(nullptr));
     ::_exit(cannot_restrict);
   }
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  REQUIRE(WIFEXITED(status));
-  if (WEXITSTATUS(status) == cannot_restrict) {
-    WARN("skipped: this system does not let a process restrict itself");
-  } else {
-    CHECK(WEXITSTATUS(status) == 0);
-  }
+  expect_ended_well(child);
 }
 
 /// Every block through a pipeline with slots apart from storage, against the files.
@@ -160,3 +166,24 @@ TEST_CASE("without liburing the tier is a thread pool and says so") {
   check_streamed(std::move(storage), files);
 }
 #endif
+
+TEST_CASE("a pool to which the system gives some of its threads only is an error and no hang") {
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    constexpr uid_t nobody_else = 54'321;  // the limit does not bind root
+    if (::geteuid() == 0 && ::setuid(nobody_else) != 0) ::_exit(cannot_restrict);
+    const rlimit limit{3, 3};
+    if (::setrlimit(RLIMIT_NPROC, &limit) != 0) ::_exit(cannot_restrict);
+    static_cast<void>(::alarm(60));  // instead of joining for ever
+    try {
+      const bs::Pooled pool{PatternReader{pattern_images()}, 64};
+      ::_exit(cannot_restrict);
+    } catch (const bs::StorageError& error) {
+      ::_exit(error.code() == std::errc::resource_unavailable_try_again ? 0 : 1);
+    } catch (...) {
+      ::_exit(2);
+    }
+  }
+  expect_ended_well(child);
+}

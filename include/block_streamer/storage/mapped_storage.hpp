@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/io/worker_threads.hpp>
 #include <block_streamer/os/file_mapping.hpp>
 #include <block_streamer/storage/extent_reader.hpp>
 #include <block_streamer/storage/pooled.hpp>
 #include <block_streamer/storage/read_contract.hpp>
-
-#include <boost/asio/post.hpp>
-#include <boost/asio/thread_pool.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -84,7 +82,8 @@ class MappedStorage {
  public:
   using Reader = ExtentReader<MappedFile>;
 
-  /// @throws StorageError if a file cannot be mapped, or ends before bytes that a block needs.
+  /// @throws StorageError if a file cannot be mapped or ends before bytes that a block needs, or
+  /// the system refuses a thread.
   explicit MappedStorage(BlockMap map, MappedStorageOptions options)
       : state_{std::make_unique<State>(open(std::move(map), options), options)} {}
   /// @param threads copies, and so page faults, under way at once.
@@ -114,12 +113,9 @@ class MappedStorage {
     explicit Announcer(const Reader& reader) : reader_{reader} {}
     Announcer(const Announcer&) = delete;
     Announcer& operator=(const Announcer&) = delete;
-    ~Announcer() {
-      thread_.stop();  // a hint that nobody waits for
-      thread_.join();
-    }
+    ~Announcer() { thread_.stop(); }  // a hint that nobody waits for
     void announce(BlockId block, ByteRange range) noexcept {
-      boost::asio::post(thread_, [this, block, range]() noexcept {
+      thread_.post([this, block, range]() noexcept {
         const auto& extents = reader_.block_map().blocks()[index_of(block)].extents;
         for (const Extent& e : extents) {
           const std::uint64_t begin = std::max(range.offset, e.image_offset);
@@ -133,7 +129,7 @@ class MappedStorage {
 
    private:
     const Reader& reader_;
-    boost::asio::thread_pool thread_{1};
+    WorkerThreads thread_{1};
   };
 
   struct State {

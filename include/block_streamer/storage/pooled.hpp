@@ -2,13 +2,10 @@
 #pragma once
 
 #include <block_streamer/core/error.hpp>
-#include <block_streamer/core/expects.hpp>
-#include <block_streamer/io/asio_threads.hpp>
+#include <block_streamer/io/worker_threads.hpp>
 #include <block_streamer/storage/read_contract.hpp>
 #include <block_streamer/storage/storage_tier.hpp>
 
-#include <boost/asio/post.hpp>
-#include <boost/asio/thread_pool.hpp>
 #include <boost/system/system_error.hpp>
 
 #include <concepts>
@@ -72,6 +69,7 @@ template <block_reader Reader>
 class Pooled {
  public:
   /// @param threads reads under way at once, at least 1.
+  /// @throws StorageError if the system refuses one of them.
   explicit Pooled(Reader reader, std::size_t threads = 4)
       : state_{std::make_unique<State>(std::move(reader), threads)} {}
 
@@ -81,11 +79,11 @@ class Pooled {
   }
   void async_read(BlockId block, ByteRange range, std::span<std::byte> out,
                   IoCompletion done) noexcept {
-    boost::asio::post(state_->pool, [reader = &state_->reader, block, range, out,
-                                     done = std::move(done)]() mutable noexcept {
-      const std::error_code error = detail::read_or_map(*reader, block, range, out);
-      done(error, error ? 0 : out.size());
-    });
+    state_->threads.post(
+        [reader = &state_->reader, block, range, out, done = std::move(done)]() mutable noexcept {
+          const std::error_code error = detail::read_or_map(*reader, block, range, out);
+          done(error, error ? 0 : out.size());
+        });
   }
   [[nodiscard]] std::string locate(BlockId block, std::uint64_t image_offset) const requires
       locating_reader<Reader> {
@@ -95,15 +93,10 @@ class Pooled {
 
  private:
   struct State {
-    State(Reader held, std::size_t threads)
-        : reader{std::move(held)},
-          pool{(expects(threads >= 1, "a pool needs a thread"), threads)} {}
-    State(const State&) = delete;
-    State& operator=(const State&) = delete;
-    ~State() { pool.join(); }  // the pool's own destructor would drop what has not begun
+    State(Reader held, std::size_t count) : reader{std::move(held)}, threads{count} {}
 
     Reader reader;
-    boost::asio::thread_pool pool;
+    WorkerThreads threads;  // last: what it runs uses the reader
   };
   std::unique_ptr<State> state_;
 };
