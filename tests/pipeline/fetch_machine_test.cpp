@@ -262,3 +262,28 @@ TEST_CASE("a slot makes only the moves its state allows") {
   slots.begin_fetch(0, {bs::block_at(3)}, 10, 1);
   CHECK_THROWS_AS(slots.move(0, R::leased, 1), bs::ContractViolation);
 }
+
+TEST_CASE("a pass that begins on a failed machine reads nothing: old reads still fill its slots") {
+  const auto image = support::odd_images(2, 1, 3).front();
+  const bs::ReadPlan reads = bs::plan_direct_reads(image, 0, 1 << 20);
+  REQUIRE(!reads.chunks.empty());
+  bs::FetchMachine<> machine{bs::FetchMode::in_place, 2, 64, {}};
+  const auto order = bs::ascending(0, 1);
+  const auto begin = [&] {
+    const auto plan = bs::plan_pass(order, order, machine.expected(), {.prefetch_ahead = 0});
+    machine.begin_pass(plan, [&](bs::PartId) -> const bs::ReadPlan& { return reads; });
+  };
+  begin();
+  std::vector<std::uint32_t> in_flight;
+  while (const auto action = machine.next()) in_flight.push_back(action->ticket);
+  REQUIRE(!in_flight.empty());
+  machine.fail();
+  begin();
+  CHECK_FALSE(machine.next().has_value());
+  CHECK_FALSE(machine.quiet());
+  for (const std::uint32_t ticket : in_flight) machine.arrived(ticket);
+  CHECK(machine.idle());
+  machine.reset_failure();
+  begin();
+  CHECK(machine.next().has_value());
+}
