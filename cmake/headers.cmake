@@ -49,6 +49,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   core/expects.hpp
   core/ids.hpp
   core/io_completion.hpp
+  core/number_text.hpp
   core/tensor_spec.hpp
   device/access_checker.hpp
   device/access_history.hpp
@@ -78,6 +79,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   os/file_mapping_windows.hpp
   os/file_posix.hpp
   os/file_windows.hpp
+  os/folder_in_the_making.hpp
   os/folder_lock.hpp
   os/folder_lock_posix.hpp
   os/folder_lock_windows.hpp
@@ -229,6 +231,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block/masters.hpp
   block/module_block.hpp
   block/mutation_guard.hpp
+  block/named_tensor.hpp
   block/no_context.hpp
   block/projection.hpp
   block/projection_node.hpp

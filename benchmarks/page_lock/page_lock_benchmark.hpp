@@ -8,10 +8,12 @@
 #include <block_streamer/device/execution_backend.hpp>
 #include <block_streamer/storage/ram_storage.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "../support/arguments.hpp"
+#include "../support/main.hpp"
 #include "../support/checkpointed_step.hpp"
-#include "../support/report.hpp"
 
 #include <block_streamer/block/resident_forward.hpp>
 #include <block_streamer/device/host_backend.hpp>
@@ -22,7 +21,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <exception>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -167,10 +165,7 @@ class Comparison {
 int run(int argc, char** argv) {
   Arguments arguments{argc, argv};
   const Options options{arguments};
-  auto rest = arguments.rest();
-  int count = static_cast<int>(rest.size());
-  benchmark::Initialize(&count, rest.data());
-  if (benchmark::ReportUnrecognizedArguments(count, rest.data())) return 2;
+  if (!initialize_benchmark(arguments)) return 2;
   if (!std::filesystem::exists(std::filesystem::path{options.model} / "config.json")) {
     std::printf("skipped: no model in %s (examples/prepare_smollm2.py makes it)\n",
                 options.model.c_str());
@@ -196,10 +191,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  return block_streamer_benchmarks::guarded_main([&] { return run(argc, argv); });
 }

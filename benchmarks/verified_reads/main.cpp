@@ -7,8 +7,7 @@
 #include <block_streamer/storage/decorators/verified_storage.hpp>
 #include <block_streamer/storage/file_storage.hpp>
 
-#include "../support/arguments.hpp"
-#include "../support/report.hpp"
+#include "../support/main.hpp"
 
 #include <chrono>
 #include <condition_variable>
@@ -190,10 +189,7 @@ int main(int argc, char** argv) {
   const fs::path folder = arguments.text("--folder", fs::temp_directory_path().string());
   const Size size{arguments.number("--blocks", 24), arguments.number("--block-mib", 16),
                   arguments.number("--rounds", 9)};
-  std::vector<char*> rest = arguments.rest();
-  int count = static_cast<int>(rest.size());
-  benchmark::Initialize(&count, rest.data());
-  if (benchmark::ReportUnrecognizedArguments(count, rest.data())) return 2;
+  if (!initialize_benchmark(arguments)) return 2;
   Report report;
   register_once(report, "crc32c/chosen", [&](benchmark::State& state) {
     sum(state, report, "crc32c, one core",

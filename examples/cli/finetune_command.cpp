@@ -192,7 +192,7 @@ void add_pattern(CLI::App& app, const std::string& name, const std::string& desc
              const std::size_t at = text.rfind('=');
              Value value{};
              if (at == 0 || at == std::string::npos ||
-                 !CLI::detail::lexical_cast(text.substr(at + 1), value) || !(value > 0) ||
+                 !CLI::detail::lexical_cast(text.substr(at + 1), value) ||
                  !check_positive(text.substr(at + 1)).empty()) {
                throw CLI::ValidationError(name, "'" + text + "' is not NAME=NUMBER, above 0");
              }

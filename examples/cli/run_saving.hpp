@@ -99,8 +99,6 @@ class RunSaving {
                                    std::string_view{block_streamer::loss_plot(metrics_->losses())});
     return true;
   }
-  /// @brief The last step whose state is on disk; 0: none.
-  [[nodiscard]] std::uint64_t saved_step() const noexcept { return saved_step_; }
 
  private:
   void take_folder(const block_streamer::RunPosition& position,

@@ -646,6 +646,7 @@ class Surroundings(CliTest):
         code, _, _ = self.shell('"$@" 2>&-', *self.finetune("--steps", 4, "--lr", "1e30", "--skip-non-finite", "--save-every", 1))
         lines = (self.place / "adapter" / "metrics.jsonl").read_text().splitlines()
         self.assertEqual([json.loads(line)["step"] for line in lines], list(range(1, len(lines) + 1)))
+        self.assertGreater(len(lines), 1)
         self.assertIn(code, (0, 1))
 
     def test_what_is_no_file_is_not_replaced(self):

@@ -338,15 +338,15 @@ TEST_CASE("a state of another shape, with changed bytes or of another kind chang
   support::write_text(path, bytes);
   refused("crc32c");
   auto parameters = tiny.adapter.named_parameters();
-  parameters[0].second = parameters[0].second.detach().repeat({1, 2});
+  parameters[0].tensor = parameters[0].tensor.detach().repeat({1, 2});
   bs::save_training_state(path, {}, {1}, parameters, bs::AdamW{});
-  refused(parameters[0].first);
+  refused(parameters[0].name);
   parameters = tiny.adapter.named_parameters();
   parameters.pop_back();
   bs::save_training_state(path, {}, {1}, parameters, bs::AdamW{});
   refused("is missing");
   parameters = tiny.adapter.named_parameters();
-  parameters.emplace_back("another", parameters[0].second);
+  parameters.push_back({"another", parameters[0].tensor});
   bs::save_training_state(path, {}, {1}, parameters, bs::AdamW{});
   refused("parameter.another is unknown");
   bs::save_adapter(folder.path(), tiny.adapter);

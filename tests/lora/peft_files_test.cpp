@@ -78,8 +78,7 @@ bool equal(const bs::LoraAdapter& a, const bs::LoraAdapter& b) {
   const auto right = b.named_parameters();
   if (left.size() != right.size()) return false;
   for (std::size_t i = 0; i < left.size(); ++i) {
-    if (left[i].first != right[i].first || !at::equal(left[i].second, right[i].second))
-      return false;
+    if (left[i].name != right[i].name || !at::equal(left[i].tensor, right[i].tensor)) return false;
   }
   return true;
 }

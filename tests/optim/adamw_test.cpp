@@ -218,12 +218,12 @@ TEST_CASE("b119 a saved state resumes bit for bit and keeps its dtype") {
     bs::AdamW first;
     train(first, resumed, 1, 5);
     for (const auto& [name, tensor] : bs::adamw_state(first, names))
-      saved.emplace_back(name, tensor.clone());
+      saved.push_back({name, tensor.clone()});
   }
   CHECK(saved.size() == 24);
-  CHECK(saved[0].first == "layer0.exp_avg");
-  CHECK(saved[0].second.scalar_type() == at::kFloat);
-  CHECK(saved[2].second.scalar_type() == at::kLong);
+  CHECK(saved[0].name == "layer0.exp_avg");
+  CHECK(saved[0].tensor.scalar_type() == at::kFloat);
+  CHECK(saved[2].tensor.scalar_type() == at::kLong);
   bs::AdamW second;
   bs::load_adamw_state(second, names, resumed, saved);
   CHECK(second.moments()[5].step == 3);
@@ -242,12 +242,12 @@ TEST_CASE("b120 counts stay exact integers across the limits of narrow floats") 
   const std::vector<std::string> names{"w"};
   bs::load_adamw_state(optimizer, names, p, saved);
   p[0].mutable_grad() = values({3}, 2);
-  Reference exact{p[0].detach().to(at::kDouble), saved[0].second.to(at::kDouble),
-                  saved[1].second.to(at::kDouble), static_cast<int>(count)};
+  Reference exact{p[0].detach().to(at::kDouble), saved[0].tensor.to(at::kDouble),
+                  saved[1].tensor.to(at::kDouble), static_cast<int>(count)};
   optimizer.step(p, {.step = count + 1, .learning_rate = 0.1});
   exact.update(values({3}, 2), 0.1, optimizer.options());
   CHECK(optimizer.moments()[0].step == count + 1);
-  CHECK(bs::adamw_state(optimizer, names)[2].second.item<std::int64_t>() ==
+  CHECK(bs::adamw_state(optimizer, names)[2].tensor.item<std::int64_t>() ==
         static_cast<std::int64_t>(count + 1));
   CHECK(distance(p[0], exact.p) < 1e-6);
 }
@@ -261,19 +261,19 @@ TEST_CASE("b119 a state of another dtype, shape or name is refused and changes n
   bs::AdamW optimizer;
   bs::NamedTensors bad = good;
   SECTION("narrow moments") {
-    bad[0].second = bad[0].second.to(at::kBFloat16);
+    bad[0].tensor = bad[0].tensor.to(at::kBFloat16);
   }
   SECTION("shape") {
-    bad[1].second = at::zeros({4}, at::kFloat);
+    bad[1].tensor = at::zeros({4}, at::kFloat);
   }
   SECTION("a float step") {
-    bad[2].second = at::scalar_tensor(4.0, at::kFloat);
+    bad[2].tensor = at::scalar_tensor(4.0, at::kFloat);
   }
   SECTION("missing") {
     bad.erase(bad.begin() + 1);
   }
   SECTION("unknown") {
-    bad.emplace_back("other.step", good[2].second);
+    bad.push_back({"other.step", good[2].tensor});
   }
   CHECK_THROWS_AS(bs::load_adamw_state(optimizer, names, p, bad), bs::BindingError);
   CHECK(optimizer.moments().empty());

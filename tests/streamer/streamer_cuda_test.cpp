@@ -12,22 +12,15 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <support/catch.hpp>
+#include <support/cuda.hpp>
 
 namespace bs = block_streamer;
+using support::cuda;
 using support::same_bits;
 using support::ToyContext;
 using support::ToyModel;
 
 namespace {
-
-const at::Device cuda{at::kCUDA, 0};
-
-bool usable() {
-  const auto why = bs::CudaBackend::why_unusable();
-  if (why) WARN("skipped: " << *why);
-  at::globalContext().setDeterministicAlgorithms(true, false);
-  return !why;
-}
 
 struct Result {
   at::Tensor output, input_gradient;
@@ -73,7 +66,7 @@ ToyContext slow_context(std::int64_t cycles) {
 }  // namespace
 
 TEST_CASE("cuda: streamed equals resident bit for bit, forward and gradients") {
-  if (!usable()) return;
+  if (!support::cuda_usable()) return;
   std::size_t combinations = 0;
   for (const bs::DType dtype : {bs::DType::f32, bs::DType::bf16, bs::DType::f16}) {
     const ToyModel model{dtype};
@@ -113,7 +106,7 @@ TEST_CASE("cuda: streamed equals resident bit for bit, forward and gradients") {
 }
 
 TEST_CASE("cuda: slow kernels, caller's own streams and a stream changed between calls") {
-  if (!usable()) return;
+  if (!support::cuda_usable()) return;
   const ToyModel model;
   const auto adapter = model.adapter(1, 0, cuda);
   ToyContext plain;
@@ -143,7 +136,7 @@ TEST_CASE("cuda: slow kernels, caller's own streams and a stream changed between
 }
 
 TEST_CASE("cuda: the vector clocks find every access of a step ordered") {
-  if (!usable()) return;
+  if (!support::cuda_usable()) return;
   using Backend = bs::CheckedBackend<bs::CudaBackend>;
   const ToyModel model;
   ToyContext context;
@@ -165,7 +158,7 @@ TEST_CASE("cuda: the vector clocks find every access of a step ordered") {
 }
 
 TEST_CASE("cuda: a forward over frozen weights in RAM makes no synchronising call") {
-  if (!usable()) return;
+  if (!support::cuda_usable()) return;
   using Backend = bs::CountingBackend<bs::CudaBackend>;
   const ToyModel model;
   Backend backend{bs::CudaBackend{0}};
@@ -186,7 +179,7 @@ TEST_CASE("cuda: a forward over frozen weights in RAM makes no synchronising cal
 }
 
 TEST_CASE("cuda: conversion, inference mode, closing and an output that outlives the streamer") {
-  if (!usable()) return;
+  if (!support::cuda_usable()) return;
   const ToyModel model{bs::DType::bf16};
   ToyContext context;
   at::Tensor kept;

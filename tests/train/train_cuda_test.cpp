@@ -11,22 +11,15 @@
 #include <ATen/cuda/Sleep.h>
 
 #include <support/catch.hpp>
+#include <support/cuda.hpp>
 
 namespace bs = block_streamer;
 using support::batch;
+using support::cuda;
 using support::make_mlps;
 using support::parameters_of;
 
 namespace {
-
-const at::Device cuda{at::kCUDA, 0};
-
-bool usable() {
-  const auto why = bs::CudaBackend::why_unusable();
-  if (why) WARN("skipped: " << *why);
-  at::globalContext().setDeterministicAlgorithms(true, false);
-  return !why;
-}
 
 template <class Backend, class Optimizer = bs::ExternalOptimizer>
 auto stream(const std::vector<support::Mlp>& modules, Backend backend, std::uint32_t ahead,
@@ -62,7 +55,7 @@ void step(const std::vector<at::Tensor>& host, const std::vector<at::Tensor>& de
 }  // namespace
 
 TEST_CASE("cuda: full training has the resident run's gradients, bit for bit") {
-  if (!usable()) return;
+  if (!support::cuda_usable()) return;
   for (std::uint32_t ahead = 0; ahead <= 3; ++ahead) {
     for (const bool cached : {false, true}) {
       auto modules = make_mlps(), reference = make_mlps();
@@ -95,7 +88,7 @@ TEST_CASE("cuda: full training has the resident run's gradients, bit for bit") {
 }
 
 TEST_CASE("cuda: a step in the backward equals a step after it, under slow kernels too") {
-  if (!usable()) return;
+  if (!support::cuda_usable()) return;
   const auto make = [](std::vector<bs::FunctionBlock<>>& blocks, std::int64_t cycles) {
     std::vector<at::Tensor> weights;
     for (std::uint64_t i = 0; i < 6; ++i) {
@@ -132,7 +125,7 @@ TEST_CASE("cuda: a step in the backward equals a step after it, under slow kerne
 }
 
 TEST_CASE("cuda: a master used outside of the streamer too has the sum of both gradients") {
-  if (!usable()) return;
+  if (!support::cuda_usable()) return;
   auto modules = make_mlps(), reference = make_mlps();
   for (auto& module : reference) module->to(cuda);
   auto streamer = stream(modules, bs::CudaBackend{0}, 1);
@@ -148,7 +141,7 @@ TEST_CASE("cuda: a master used outside of the streamer too has the sum of both g
 }
 
 TEST_CASE("cuda: the vector clocks find every access to gradients ordered") {
-  if (!usable()) return;
+  if (!support::cuda_usable()) return;
   using Backend = bs::CheckedBackend<bs::CudaBackend>;
   Backend backend{bs::CudaBackend{0}};
   auto modules = make_mlps();

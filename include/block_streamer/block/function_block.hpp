@@ -3,7 +3,6 @@
 
 #include <block_streamer/block/no_context.hpp>
 #include <block_streamer/block/streamable_block.hpp>
-#include <block_streamer/block/tensor_bridge.hpp>
 #include <block_streamer/core/expects.hpp>
 
 #include <ATen/core/Tensor.h>
@@ -38,12 +37,7 @@ class FunctionBlock {
       : function_{[of_hidden = std::move(function)](const Weights&, const at::Tensor& hidden,
                                                     Context&) { return of_hidden(hidden); }} {}
 
-  [[nodiscard]] std::vector<WeightSpec> weight_specs() const {
-    std::vector<WeightSpec> specs;
-    for (const NamedTensor& own : tensors_)
-      specs.push_back({own.name, shape_of(own.tensor), false, own.tensor.is_floating_point()});
-    return specs;
-  }
+  [[nodiscard]] std::vector<WeightSpec> weight_specs() const { return specs_of(tensors_); }
   [[nodiscard]] std::vector<NamedTensor> masters() const { return tensors_; }
   [[nodiscard]] at::Tensor forward(const Weights& weights, const at::Tensor& hidden,
                                    Context& context) {

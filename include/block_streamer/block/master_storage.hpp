@@ -49,10 +49,7 @@ class MasterStorage {
   }
   void async_read(BlockId block, ByteRange range, std::span<std::byte> out,
                   IoCompletion done) noexcept {
-    const std::error_code error = check_read(*this, block, range, out);
-    if (!error && !out.empty())
-      std::memcpy(out.data(), bytes(block).data() + range.offset, out.size());
-    done(error, error ? 0 : out.size());
+    read_from_memory(*this, block, range, out, std::move(done));
   }
   [[nodiscard]] std::span<const std::byte> bytes(BlockId block) const noexcept {
     const BlockImage& of_block = image(block);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/block/named_tensor.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/core/expects.hpp>
 #include <block_streamer/core/ids.hpp>
@@ -15,12 +16,6 @@
 #include <vector>
 
 namespace block_streamer::inline v1 {
-
-/// A tensor and what its block calls it: "fc1.weight".
-struct NamedTensor {
-  std::string name;
-  at::Tensor tensor;
-};
 
 /// One of the caller's tensors that blocks are streamed from. Known once, however many blocks use
 /// it.

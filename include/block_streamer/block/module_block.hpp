@@ -3,7 +3,6 @@
 
 #include <block_streamer/block/no_context.hpp>
 #include <block_streamer/block/streamable_block.hpp>
-#include <block_streamer/block/tensor_bridge.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/core/expects.hpp>
 
@@ -69,12 +68,7 @@ class ModuleBlock {
   explicit ModuleBlock(const Module& holder) requires(!std::same_as<Module, Held>)
       : ModuleBlock{holder.ptr()} {}
 
-  [[nodiscard]] std::vector<WeightSpec> weight_specs() const {
-    std::vector<WeightSpec> specs;
-    for (const NamedTensor& own : tensors_)
-      specs.push_back({own.name, shape_of(own.tensor), false, own.tensor.is_floating_point()});
-    return specs;
-  }
+  [[nodiscard]] std::vector<WeightSpec> weight_specs() const { return specs_of(tensors_); }
   [[nodiscard]] std::vector<NamedTensor> masters() const { return tensors_; }
   [[nodiscard]] const std::shared_ptr<Held>& module() const noexcept { return module_; }
 

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <block_streamer/block/masters.hpp>
+#include <block_streamer/block/named_tensor.hpp>
+#include <block_streamer/block/tensor_bridge.hpp>
 #include <block_streamer/block/weights.hpp>
 #include <block_streamer/core/tensor_spec.hpp>
 
 #include <concepts>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +39,14 @@ concept streamable_block = std::movable<B> &&
   { constant_block.weight_specs() } -> std::same_as<std::vector<WeightSpec>>;
   { block.forward(weights, hidden, context) } -> std::same_as<typename B::Hidden>;
 };
+
+/// @brief The specs of a block that computes with tensors of its own.
+[[nodiscard]] inline std::vector<WeightSpec> specs_of(std::span<const NamedTensor> tensors) {
+  std::vector<WeightSpec> specs;
+  for (const NamedTensor& own : tensors)
+    specs.push_back({own.name, shape_of(own.tensor), false, own.tensor.is_floating_point()});
+  return specs;
+}
 
 /// @brief A block that owns the tensors it computes with, in the order of its weight_specs():
 /// undefined or meta ones where the bytes are elsewhere. @see ram_storage_of

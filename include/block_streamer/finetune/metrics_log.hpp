@@ -2,13 +2,12 @@
 #pragma once
 
 #include <block_streamer/core/error.hpp>
+#include <block_streamer/core/number_text.hpp>
 #include <block_streamer/os/atomic_replace.hpp>
 #include <block_streamer/text/json_document.hpp>
 #include <block_streamer/text/text_file.hpp>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
@@ -34,11 +33,10 @@ struct StepMetrics {
 };
 
 namespace detail {
-/// The shortest text that is read back as the same number; null where JSON has none.
+/// null where JSON has none.
 [[nodiscard]] inline std::string json_number(double value) {
   if (!std::isfinite(value)) return "null";
-  std::array<char, 40> text{};
-  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+  return number_text(value);
 }
 
 /// The step and loss of one line; step 0 for a line that is none, as a killed run may leave at the

@@ -2,10 +2,8 @@
 #pragma once
 
 #include <block_streamer/core/error.hpp>
+#include <block_streamer/core/number_text.hpp>
 
-#include <array>
-#include <charconv>
-#include <concepts>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -22,22 +20,14 @@ class RunRecord {
   void set(std::string name, std::string value) {
     fields_.emplace_back(std::move(name), std::move(value));
   }
-  /// The shortest text that is read back as the same number.
-  void set(std::string name, double value) { set_number(std::move(name), value); }
-  void set(std::string name, std::uint64_t value) { set_number(std::move(name), value); }
+  void set(std::string name, double value) { set(std::move(name), number_text(value)); }
+  void set(std::string name, std::uint64_t value) { set(std::move(name), number_text(value)); }
 
   [[nodiscard]] const std::vector<std::pair<std::string, std::string>>& fields() const noexcept {
     return fields_;
   }
 
  private:
-  template <class Number>
-  void set_number(std::string name, Number value) {
-    std::array<char, 40> text{};
-    const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
-    set(std::move(name), std::string{text.data(), end});
-  }
-
   std::vector<std::pair<std::string, std::string>> fields_;
 };
 

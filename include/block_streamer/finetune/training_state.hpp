@@ -2,19 +2,20 @@
 #pragma once
 
 #include <block_streamer/block/load_tensor.hpp>
+#include <block_streamer/block/named_tensor.hpp>
 #include <block_streamer/block/tensor_bridge.hpp>
 #include <block_streamer/checkpoint/checkpoint.hpp>
 #include <block_streamer/checkpoint/crc32c.hpp>
 #include <block_streamer/checkpoint/safetensors_header.hpp>
 #include <block_streamer/checkpoint/safetensors_writer.hpp>
 #include <block_streamer/core/error.hpp>
-#include <block_streamer/core/expects.hpp>
 #include <block_streamer/finetune/run_record.hpp>
 #include <block_streamer/optim/adamw_state.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <filesystem>
@@ -22,6 +23,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -73,10 +75,10 @@ inline constexpr const char* metadata_sum_key = "metadata crc32c";
   NamedTensors all;
   for (const auto& [name, tensor] : parameters) {
     names.push_back(name);
-    all.emplace_back("parameter." + name, tensor.detach().to(at::kCPU).contiguous());
+    all.push_back({"parameter." + name, tensor.detach().to(at::kCPU).contiguous()});
   }
   for (const auto& [name, tensor] : adamw_state(optimizer, names)) {
-    all.emplace_back("optimizer." + name, tensor.to(at::kCPU).contiguous());
+    all.push_back({"optimizer." + name, tensor.to(at::kCPU).contiguous()});
   }
   return all;
 }
@@ -101,13 +103,19 @@ inline void expect_unchanged_metadata(const std::filesystem::path& path,
                     "the file has changed since it was saved: its metadata has another crc32c"};
 }
 
-/// Every tensor of the state that is one of `wanted` parameters' or of the optimizer's.
+/// The order in which the sum of a state's tensors is taken.
+inline void sort_by_name(NamedTensors& tensors) {
+  std::ranges::sort(tensors, {}, &NamedTensor::name);
+}
+
+/// Every tensor of the state, by name.
 [[nodiscard]] inline NamedTensors read_state(const std::filesystem::path& path) {
   const Checkpoint file = Checkpoint::open(path);
   NamedTensors all;
   for (const StoredTensor& stored : file.tensors()) {
-    all.emplace_back(stored.spec.name, load_tensor(file, stored.spec.name));
+    all.push_back({stored.spec.name, load_tensor(file, stored.spec.name)});
   }
+  sort_by_name(all);
   return all;
 }
 
@@ -140,9 +148,7 @@ inline void save_training_state(const std::filesystem::path& path, const RunReco
                                               {"step", std::to_string(position.step)},
                                               {"skipped", std::to_string(position.skipped)}};
   for (const auto& [name, value] : record.fields()) metadata.emplace("run " + name, value);
-  // In the order of names, which is how the sum is taken when it is read.
-  std::sort(tensors.begin(), tensors.end(),
-            [](const auto& a, const auto& b) { return a.first < b.first; });
+  detail::sort_by_name(tensors);
   metadata.emplace("crc32c", std::to_string(detail::sum_of(tensors)));
   metadata.emplace(detail::metadata_sum_key, std::to_string(detail::sum_of(metadata)));
   std::vector<TensorBytes> written;
@@ -184,13 +190,13 @@ inline void save_training_state(const std::filesystem::path& path, const RunReco
 inline void load_training_state(const std::filesystem::path& path, const NamedTensors& parameters,
                                 AdamW& optimizer) {
   const SafetensorsHeader header = read_safetensors_header(path);
-  NamedTensors all = detail::read_state(path);
-  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  const NamedTensors all = detail::read_state(path);
   if (detail::sum_of(all) != detail::state_number(path, header.metadata, "crc32c")) {
     throw FormatError{path.string(),
                       "the file has changed since it was saved: its tensors have another crc32c"};
   }
-  std::map<std::string, at::Tensor> saved{all.begin(), all.end()};
+  std::map<std::string, at::Tensor> saved;
+  for (const auto& [name, tensor] : all) saved.emplace(name, tensor);
   std::vector<std::string> names;
   std::vector<at::Tensor> targets, values;
   for (const auto& [name, tensor] : parameters) {
@@ -202,7 +208,7 @@ inline void load_training_state(const std::filesystem::path& path, const NamedTe
   NamedTensors moments;
   for (auto& [name, tensor] : saved) {
     if (!name.starts_with(prefix)) throw BindingError{path.string() + ": " + name + " is unknown"};
-    moments.emplace_back(name.substr(prefix.size()), std::move(tensor));
+    moments.push_back({name.substr(prefix.size()), std::move(tensor)});
   }
   load_adamw_state(optimizer, names, targets, moments);
   const c10::NoGradGuard no_grad;

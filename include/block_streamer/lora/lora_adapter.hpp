@@ -2,6 +2,7 @@
 #pragma once
 
 #include <block_streamer/block/adapter_table.hpp>
+#include <block_streamer/block/named_tensor.hpp>
 #include <block_streamer/core/tensor_spec.hpp>
 #include <block_streamer/lora/lora_projection.hpp>
 #include <block_streamer/lora/module_patterns.hpp>
@@ -62,12 +63,12 @@ class LoraAdapter {
   }
 
   /// @brief The same tensors under PEFT's names, in the order of parameters().
-  [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> named_parameters() const {
-    std::vector<std::pair<std::string, at::Tensor>> all;
+  [[nodiscard]] NamedTensors named_parameters() const {
+    NamedTensors all;
     for (const LoraModule& module : modules_) {
       const std::string prefix = "base_model.model." + module.site.module;
-      all.emplace_back(prefix + ".lora_A.weight", module.a);
-      all.emplace_back(prefix + ".lora_B.weight", module.b);
+      all.push_back({prefix + ".lora_A.weight", module.a});
+      all.push_back({prefix + ".lora_B.weight", module.b});
     }
     return all;
   }

@@ -10,7 +10,7 @@
 #include <block_streamer/lora/lora_adapter.hpp>
 #include <block_streamer/os/atomic_replace.hpp>
 #include <block_streamer/os/file.hpp>
-#include <block_streamer/os/folder_lock.hpp>
+#include <block_streamer/os/folder_in_the_making.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/addmm.h>
@@ -26,7 +26,6 @@
 #include <map>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -46,86 +45,6 @@ struct MergeReport {
 };
 
 namespace detail {
-
-/// Where a folder is to be made: of a link, the folder that it names.
-/// @throws Error if something is there that is no empty folder.
-[[nodiscard]] inline std::filesystem::path empty_target(std::filesystem::path target) {
-  if (!target.has_filename()) target = target.parent_path();  // "folder/"
-  std::error_code error;
-  const std::string name = target.string();
-  const auto status = std::filesystem::status(target, error);
-  if (!std::filesystem::status_known(status)) {
-    throw StorageError{name, "cannot be looked at", error};
-  }
-  if (!std::filesystem::exists(status)) {
-    const bool link = std::filesystem::is_symlink(std::filesystem::symlink_status(target, error));
-    if (link) throw Error{name + " is a link to nothing; name a folder"};
-    return target;
-  }
-  if (!std::filesystem::is_directory(status)) {
-    throw Error{name + " is there already and no folder; name another place"};
-  }
-  const bool empty = std::filesystem::is_empty(target, error);
-  if (error) throw StorageError{name, "cannot list the folder", error};
-  if (!empty) throw Error{name + " is there already and not empty; name another folder"};
-  return std::filesystem::canonical(target);
-}
-
-/// A folder in the making beside its place, removed unless it is moved there. One process at a time
-/// makes it.
-class FolderInTheMaking {
- public:
-  explicit FolderInTheMaking(const std::filesystem::path& target)
-      : target_{empty_target(target)}, path_{place_beside(target_)}, lock_{FolderLock::of(path_)} {
-    try {
-      target_ = empty_target(target);  // another may have finished it before the lock was ours
-      clear();
-    } catch (...) {
-      discard();
-      throw;
-    }
-  }
-  FolderInTheMaking(const FolderInTheMaking&) = delete;
-  FolderInTheMaking& operator=(const FolderInTheMaking&) = delete;
-  ~FolderInTheMaking() { discard(); }
-
-  [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
-  void commit() {
-    std::error_code error;
-    (void)empty_target(target_);
-    std::filesystem::remove(target_, error);  // empty
-    std::filesystem::rename(path_, target_, error);
-    if (error) throw StorageError{target_.string(), "moving the folder into place failed", error};
-    path_.clear();
-  }
-
- private:
-  /// What is cleared there is ours: a link that leads elsewhere goes.
-  [[nodiscard]] static std::filesystem::path place_beside(const std::filesystem::path& target) {
-    std::filesystem::path path =
-        target.parent_path() / ("." + target.filename().string() + ".merging");
-    std::error_code error;
-    if (std::filesystem::is_symlink(std::filesystem::symlink_status(path, error))) {
-      std::filesystem::remove(path, error);
-    }
-    return path;
-  }
-  /// Of a merge that was killed. The folder itself stays: it is what is locked.
-  void clear() const {
-    std::vector<std::filesystem::path> left;
-    for (const auto& entry : std::filesystem::directory_iterator{path_})
-      left.push_back(entry.path());
-    for (const auto& path : left) std::filesystem::remove_all(path);
-  }
-  void discard() noexcept {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
-
-  std::filesystem::path target_;
-  std::filesystem::path path_;  ///< empty once it is moved
-  FolderLock lock_;
-};
 
 /// Reads a checkpoint's tensors in pieces, adds the adapter's share, writes them on.
 class AdapterMerge {
@@ -247,7 +166,7 @@ inline MergeReport merge_adapter(const Checkpoint& checkpoint, const LoraAdapter
   detail::AdapterMerge merge{checkpoint, adapter, options};
   const std::vector<ShardOfTensors> shards =
       split_into_shards(checkpoint, options.shard_byte_count);
-  detail::FolderInTheMaking folder{output};
+  FolderInTheMaking folder{output, ".merging"};
   (void)detail::copy_model_files(checkpoint.folder(), folder.path(), {});
   for (const ShardOfTensors& shard : shards) merge.write(folder.path(), shard);
   if (shards.size() > 1) {

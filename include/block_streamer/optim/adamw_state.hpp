@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/block/named_tensor.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/optim/adamw.hpp>
 
@@ -15,9 +16,6 @@
 
 namespace block_streamer::inline v1 {
 
-/// Tensors under the names that a file gives them.
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-
 /// @brief One block's state as named tensors: "<name>.exp_avg" and ".exp_avg_sq" (fp32, shared with
 /// the optimizer, not copied) and "<name>.step" (int64 scalar). A parameter that never had a
 /// gradient has no entry.
@@ -30,10 +28,10 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
   NamedTensors saved;
   for (std::size_t i = 0; i < moments.size(); ++i) {
     if (moments[i].step == 0) continue;
-    saved.emplace_back(names[i] + ".exp_avg", moments[i].exp_avg);
-    saved.emplace_back(names[i] + ".exp_avg_sq", moments[i].exp_avg_sq);
-    saved.emplace_back(names[i] + ".step",
-                       at::scalar_tensor(static_cast<std::int64_t>(moments[i].step), at::kLong));
+    saved.push_back({names[i] + ".exp_avg", moments[i].exp_avg});
+    saved.push_back({names[i] + ".exp_avg_sq", moments[i].exp_avg_sq});
+    saved.push_back({names[i] + ".step",
+                     at::scalar_tensor(static_cast<std::int64_t>(moments[i].step), at::kLong)});
   }
   return saved;
 }

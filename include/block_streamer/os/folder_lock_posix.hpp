@@ -32,7 +32,9 @@ class FolderLock {
       if (error) throw StorageError{folder.string(), "no folder can be made there", error};
       FolderLock lock;
       // Another holder may have moved or removed it since: then it is another folder that counts.
-      if (lock.open(folder) && lock.lock(folder) && lock.is_at(folder)) return lock;
+      if (!lock.open(folder)) continue;
+      lock.lock(folder);
+      if (lock.is_at(folder)) return lock;
     }
   }
 
@@ -62,7 +64,7 @@ class FolderLock {
     if (errno == ENOENT) return false;
     throw StorageError{folder.string(), "cannot open the folder", detail::last_system_error()};
   }
-  bool lock(const std::filesystem::path& folder) const {
+  void lock(const std::filesystem::path& folder) const {
     int result = 0;
     do {
       result = ::flock(descriptor_, LOCK_EX | LOCK_NB);
@@ -70,7 +72,6 @@ class FolderLock {
     if (result != 0 && errno == EWOULDBLOCK) {
       throw Error{folder.string() + " is in use by another process; wait for it or name another"};
     }
-    return true;
   }
   [[nodiscard]] bool is_at(const std::filesystem::path& folder) const noexcept {
     struct stat held {};

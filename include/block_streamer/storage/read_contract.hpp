@@ -4,9 +4,11 @@
 #include <block_streamer/core/block_image.hpp>
 #include <block_streamer/core/byte_range.hpp>
 #include <block_streamer/core/ids.hpp>
+#include <block_streamer/core/io_completion.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <system_error>
 
@@ -29,6 +31,17 @@ template <class Source>
   const bool aligned = range.offset % granularity == 0 && range.byte_count % granularity == 0 &&
                        address % granularity == 0;
   return aligned ? std::error_code{} : invalid;
+}
+
+/// @brief async_read of a tier whose bytes are in memory: copies, and completes at once.
+template <class Source>
+void read_from_memory(const Source& source, BlockId block, ByteRange range,
+                      std::span<std::byte> out, IoCompletion done) noexcept {
+  const std::error_code error = check_read(source, block, range, out);
+  if (!error && !out.empty()) {
+    std::memcpy(out.data(), source.bytes(block).data() + range.offset, out.size());
+  }
+  done(error, error ? 0 : out.size());
 }
 
 }  // namespace block_streamer::inline v1

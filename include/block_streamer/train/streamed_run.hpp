@@ -143,8 +143,9 @@ class StreamedRun {
   /// @brief Takes the gradients of a block's trained weights. Inside walk(), after end_visit().
   void take_gradients(GradientLedger& ledger, BlockId block, std::span<const std::uint32_t> masters,
                       std::vector<at::Tensor> gradients, std::vector<at::Tensor> of_adapters) {
-    pipeline_->count_copied_out(exit_.take(ledger, block, masters, std::move(gradients),
-                                           std::move(of_adapters), *compute_));
+    const std::uint64_t sent =
+        exit_.take(ledger, block, masters, std::move(gradients), std::move(of_adapters), *compute_);
+    if (sent > 0) pipeline_->count_copied_out(sent);
   }
   /// @brief Waits until all gradients taken are where they go.
   void settle_gradients(GradientLedger& ledger) { exit_.settle(ledger); }
