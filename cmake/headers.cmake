@@ -249,6 +249,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   finetune/loss_over_tokens.hpp
   finetune/loss_plot.hpp
   finetune/metrics_log.hpp
+  finetune/micro_batch_order.hpp
   finetune/row_batch.hpp
   finetune/row_order.hpp
   finetune/run_folder.hpp
@@ -298,6 +299,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   optim/sgd.hpp
   streamer.hpp
   train/backward_pass.hpp
+  train/block_gradients.hpp
   train/chunked_loss.hpp
   train/forward_pass.hpp
   train/gradient_exit.hpp

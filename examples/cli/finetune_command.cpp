@@ -119,6 +119,20 @@ std::string check_dropout(const std::string& text) {
   return number && value >= 0 && value < 1 ? std::string{} : "'" + text + "' is not in [0, 1)";
 }
 
+void add_memory_options(CLI::App& app, FinetuneOptions& options) {
+  const std::string group = "Memory";
+  using block_streamer::MicroBatchOrder;
+  const std::map<std::string, MicroBatchOrder> orders{{"together", MicroBatchOrder::together},
+                                                      {"sequential", MicroBatchOrder::sequential}};
+  app.add_option("--micro-batches", options.micro_batches,
+                 "how the passes of a step (--grad-accum) go through the blocks: together, each "
+                 "block read once for all (default), or sequential, which holds the inputs of one "
+                 "pass at a time")
+      ->transform(CLI::CheckedTransformer(orders).description(""))
+      ->type_name("together|sequential")
+      ->group(group);
+}
+
 void add_training_options(CLI::App& app, FinetuneOptions& options) {
   const std::string group = "Training";
   const auto count = CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 31);
@@ -279,6 +293,7 @@ void add_finetune_command(CLI::App& program, Action& action) {
       ->type_name("FILE");
   add_adapter_options(*app, options);
   add_training_options(*app, options);
+  add_memory_options(*app, options);
   app->footer(
       "Example:\n  block-streamer finetune --model models/SmolLM2-135M-Instruct --data "
       "examples/data/genesis.txt --output adapters/genesis --steps 10 --seq-len 256");

@@ -170,6 +170,24 @@ class Forms(RunsTest):
         self.assertFalse(self.output.exists())
 
 
+class Memory(RunsTest):
+    FORM = ["--steps", 4, "--batch", 2, "--grad-accum", 3, "--dropout", "0.25", "--prefetch-ahead", 0]
+
+    def test_no_bit_depends_on_how_passes_go(self):
+        results = []
+        for arguments in [], ["--micro-batches", "sequential"]:
+            stats = self.folder / "stats.json"
+            self.run_program(self.output, "--overwrite", *self.FORM, "--stats", stats, *arguments)
+            losses = [m["loss"] for m in self.metrics(self.output)]
+            results.append((self.adapter(self.output), losses, json.loads(stats.read_text())["bytes_needed"]))
+        together, sequential = results
+        self.assertEqual(together[:2], sequential[:2])
+        self.assertLess(2 * together[2], sequential[2])
+
+    def test_bad_values_are_refused_by_name(self):
+        self.assertIn("--micro-batches", self.run_program(self.output, "--micro-batches", "apart", code=2))
+
+
 class Saving(RunsTest):
     FORM = ["--steps", 24, "--batch", 2, "--grad-accum", 2, "--dropout", "0.25", "--schedule", "cosine", "--warmup-steps", 3, "--max-grad-norm", "0.5", "--seed", 11]
 

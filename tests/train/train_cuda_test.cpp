@@ -52,6 +52,16 @@ void step(const std::vector<at::Tensor>& host, const std::vector<at::Tensor>& de
   }
 }
 
+/// Losses of all outputs, one backward.
+void run_together(const std::vector<at::Tensor>& outputs) {
+  at::Tensor loss;
+  for (const at::Tensor& output : outputs) {
+    const at::Tensor own = output.square().sum();
+    loss = loss.defined() ? loss + own : own;
+  }
+  loss.backward();
+}
+
 }  // namespace
 
 TEST_CASE("cuda: full training has the resident run's gradients, bit for bit") {
@@ -170,4 +180,28 @@ TEST_CASE("cuda: the vector clocks find every access to gradients ordered") {
   }
   INFO(to_string(backend.log()));
   CHECK(backend.log().empty());
+}
+
+TEST_CASE("cuda: micro-batches together have the bits of one after another, dropout included") {
+  if (!support::cuda_usable()) return;
+  for (const std::size_t count : {2U, 4U}) {
+    auto modules = make_mlps(5, 0.3), reference = make_mlps(5, 0.3);
+    auto ours = stream(modules, bs::CudaBackend{0}, 1),
+         theirs = stream(reference, bs::CudaBackend{0}, 1);
+    std::vector<at::Tensor> inputs, same;
+    std::vector<bs::RngState> states;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      inputs.push_back(batch(30 + i).to(cuda).requires_grad_());
+      same.push_back(batch(30 + i).to(cuda).requires_grad_());
+      states.push_back(bs::RngState::seeded(cuda, 50 + i));
+    }
+    auto alone = states;
+    run_together(ours.forward(inputs, states));
+    for (std::size_t i = 0; i < count; ++i) {
+      alone[i].apply();
+      theirs.forward(same[i]).square().sum().backward();
+    }
+    CHECK(same_gradients(parameters_of(modules), parameters_of(reference)));
+    CHECK(same_gradients(same, inputs));
+  }
 }

@@ -7,8 +7,11 @@
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -54,34 +57,56 @@ class MasterRelease {
   int exceptions_ = std::uncaught_exceptions();
 };
 
-/// @brief Runs the whole list without grad.
-/// @param saved     if not null, receives what a backward needs of each visit, and dropout is
-/// active.
+/// What passes each block together, one after another in this order.
+template <class Run>
+struct MicroBatches {
+  std::vector<typename Run::Hidden> hidden;     ///< what flows: inputs at first
+  std::span<typename Run::Context> contexts{};  ///< one each
+  /// Where the random numbers of each are, moved on as they draw; empty: all draw from the caller's
+  /// generators, in the order of the visits.
+  std::span<RngState> random{};
+};
+
+namespace detail {
+template <class Run>
+[[nodiscard]] SavedVisit save_visit(Run& run, const at::Tensor& flowing) {
+  at::Tensor input = flowing.detach();
+  const auto version = static_cast<std::uint32_t>(input._version());
+  return {std::move(input), version, RngState::capture(run.device())};
+}
+}  // namespace detail
+
+/// @brief Runs the whole list without grad; each block is fetched once for all micro-batches.
+/// @param saved     if not null, receives what a backward needs, visit by visit and in a visit by
+/// micro-batch, and dropout is active.
 /// @param observer  called with each block and its output.
+/// @returns what left the last block, for each micro-batch.
 template <class Run, class Observer = NoObserver>
-[[nodiscard]] typename Run::Hidden forward_pass(Run& run, typename Run::Hidden hidden,
-                                                typename Run::Context& context,
-                                                std::vector<SavedVisit>* saved, bool training,
-                                                Observer&& observer = {}) {
+[[nodiscard]] std::vector<typename Run::Hidden> forward_pass(Run& run, MicroBatches<Run> batches,
+                                                             std::vector<SavedVisit>* saved,
+                                                             bool training,
+                                                             Observer&& observer = {}) {
   const c10::NoGradGuard no_grad;
   const std::size_t n = run.blocks().size();
-  const VisitOrder forward = ascending(0, n);
+  auto& hidden = batches.hidden;
+  const auto needed = [](const at::Tensor& input) { return input.requires_grad(); };
   // The backward will end where nothing below trains (see backward_pass).
-  const std::size_t lowest = hidden.requires_grad() ? 0 : run.blocks().lowest_trainable();
+  const std::size_t lowest =
+      std::ranges::any_of(hidden, needed) ? 0 : run.blocks().lowest_trainable();
+  const VisitOrder forward = ascending(0, n);
   const VisitOrder backward = saved != nullptr ? descending(lowest, n) : forward;
   const MasterRelease release{run, /*backward_follows=*/saved != nullptr};
   run.refetch_masters();
   run.walk(forward, release.due() ? VisitOrder{} : joined(backward, forward),
            [&](BlockId block, auto&& run_block, std::span<const std::byte> slot) {
-             if (saved != nullptr) {
-               at::Tensor input = hidden.detach();
-               const auto version = static_cast<std::uint32_t>(input._version());
-               saved->push_back({std::move(input), version, RngState::capture(run.device())});
+             for (std::size_t b = 0; b < hidden.size(); ++b) {
+               const RngTurn turn{batches.random.empty() ? nullptr : &batches.random[b]};
+               if (saved != nullptr) saved->push_back(detail::save_visit(run, hidden[b]));
+               hidden[b] = detached_from(slot, run_block(hidden[b], batches.contexts[b], training));
+               observer(block, hidden[b]);
              }
-             hidden = detached_from(slot, run_block(hidden, context, training));
-             observer(block, hidden);
            });
-  return hidden;
+  return std::move(hidden);
 }
 
 }  // namespace block_streamer::inline v1
