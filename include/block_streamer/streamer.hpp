@@ -198,6 +198,9 @@ class Streamer {
     return run_->gradient_byte_count();
   }
 
+  /// @brief What the inputs of blocks take that wait for a backward.
+  [[nodiscard]] ActivationUsage activations() const { return run_->activations().usage(); }
+
  private:
   using Run = StreamedRun<Block, Backend>;
 

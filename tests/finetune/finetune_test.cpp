@@ -119,7 +119,8 @@ TEST_CASE("the loss and the gradient of a step do not depend on how its rows are
   CHECK(at::allclose(weights[1], weights[0], 1e-3, 1e-5));
 }
 
-TEST_CASE("passes of a step together and one after another have the same bits") {
+TEST_CASE(
+    "passes of a step together and one after another have the same bits, wherever inputs wait") {
   const auto rows = some_rows();
   const std::size_t numbers[] = {4, 0, 2, 3, 1};
   for (const double dropout : {0.0, 0.3}) {
@@ -127,11 +128,12 @@ TEST_CASE("passes of a step together and one after another have the same bits") 
     std::vector<at::Tensor> weights;
     std::vector<std::uint64_t> bytes;
     for (const auto order : {bs::MicroBatchOrder::sequential, bs::MicroBatchOrder::together}) {
-      for (const auto mode : {bs::HostMode::attached, bs::HostMode::detached}) {
+      for (const auto place : {bs::ActivationPlace::device, bs::ActivationPlace::ram}) {
         bs::StreamerOptions streaming = options_in_fp32();
+        streaming.activations.place = place;
         streaming.prefetch_ahead = 0;
         at::manual_seed(21);
-        Tiny tiny{dropout, streaming, mode};
+        Tiny tiny{dropout, streaming, bs::HostMode::detached};
         bs::TrainingLoop loop{tiny.model, tiny.streamer, {.micro_batches = order}};
         std::vector<double> losses;
         for (int step = 0; step < 3; ++step) {

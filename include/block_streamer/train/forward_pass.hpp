@@ -3,6 +3,7 @@
 
 #include <block_streamer/block/mutation_guard.hpp>
 #include <block_streamer/train/rng_replay.hpp>
+#include <block_streamer/train/saved_input.hpp>
 #include <block_streamer/train/streamed_run.hpp>
 
 #include <c10/core/GradMode.h>
@@ -11,17 +12,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 namespace block_streamer::inline v1 {
 
-/// What a backward needs of one visit of the forward.
+/// What a backward needs of one visit of the forward; nothing, where it does not come down to.
 struct SavedVisit {
-  at::Tensor input;           ///< detached: shares memory and version counter with what flowed in
-  std::uint32_t version = 0;  ///< of the input then
-  RngState random;
+  SavedInput input;
+  std::optional<RngState> random;
 };
 
 /// Nobody looks at the outputs of blocks.
@@ -57,6 +58,13 @@ class MasterRelease {
   int exceptions_ = std::uncaught_exceptions();
 };
 
+/// Leaves no input on its way behind if a pass fails.
+template <class Run>
+struct ActivationsInFlight {
+  Run& run;
+  ~ActivationsInFlight() { run.activations().abandon(); }
+};
+
 /// What passes each block together, one after another in this order.
 template <class Run>
 struct MicroBatches {
@@ -69,10 +77,8 @@ struct MicroBatches {
 
 namespace detail {
 template <class Run>
-[[nodiscard]] SavedVisit save_visit(Run& run, const at::Tensor& flowing) {
-  at::Tensor input = flowing.detach();
-  const auto version = static_cast<std::uint32_t>(input._version());
-  return {std::move(input), version, RngState::capture(run.device())};
+[[nodiscard]] SavedVisit save_visit(Run& run, const at::Tensor& input) {
+  return {run.activations().save(input, run.compute()), RngState::capture(run.device())};
 }
 }  // namespace detail
 
@@ -90,22 +96,29 @@ template <class Run, class Observer = NoObserver>
   const std::size_t n = run.blocks().size();
   auto& hidden = batches.hidden;
   const auto needed = [](const at::Tensor& input) { return input.requires_grad(); };
+  const std::size_t trainable = run.blocks().lowest_trainable();
   // The backward will end where nothing below trains (see backward_pass).
-  const std::size_t lowest =
-      std::ranges::any_of(hidden, needed) ? 0 : run.blocks().lowest_trainable();
+  const std::size_t lowest = std::ranges::any_of(hidden, needed) ? 0 : trainable;
+  std::vector<bool> to_input(hidden.size());
+  std::transform(hidden.begin(), hidden.end(), to_input.begin(), needed);
   const VisitOrder forward = ascending(0, n);
   const VisitOrder backward = saved != nullptr ? descending(lowest, n) : forward;
   const MasterRelease release{run, /*backward_follows=*/saved != nullptr};
+  const ActivationsInFlight<Run> in_flight{run};
   run.refetch_masters();
   run.walk(forward, release.due() ? VisitOrder{} : joined(backward, forward),
            [&](BlockId block, auto&& run_block, std::span<const std::byte> slot) {
              for (std::size_t b = 0; b < hidden.size(); ++b) {
                const RngTurn turn{batches.random.empty() ? nullptr : &batches.random[b]};
-               if (saved != nullptr) saved->push_back(detail::save_visit(run, hidden[b]));
+               if (saved != nullptr) {
+                 const bool wanted = index_of(block) >= trainable || to_input[b];
+                 saved->push_back(wanted ? detail::save_visit(run, hidden[b]) : SavedVisit{});
+               }
                hidden[b] = detached_from(slot, run_block(hidden[b], batches.contexts[b], training));
                observer(block, hidden[b]);
              }
            });
+  if (saved != nullptr) run.activations().settle(run.compute());
   return std::move(hidden);
 }
 
