@@ -4,6 +4,8 @@
 #include "../support/arguments.hpp"
 #include "../support/report.hpp"
 
+#include <block_streamer/storage/read_threads.hpp>
+
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -23,8 +25,9 @@ struct TiersOptions {
         prefetch_ahead{arguments.number("--prefetch-ahead", 1)},
         depth{arguments.number("--depth", 16)},
         request_kib{arguments.number("--request-kib", 4096)},
-        threads{arguments.number("--threads", 4)},
-        probe_threads{arguments.number("--probe-threads", 4)},
+        threads{std::max<std::size_t>(
+            arguments.number("--threads", block_streamer::default_read_threads()), 1)},
+        probe_threads{std::max<std::size_t>(arguments.number("--probe-threads", 8), 1)},
         probe_kib{arguments.number("--probe-kib", 8192)} {}
 
   std::string device;  ///< cuda, or cpu: slots apart from storage, copied by a thread

@@ -90,7 +90,7 @@ class PipelineShape {
         break;
       }
       registrations.push_back(std::move(*registration));
-      regions.push_back(region);
+      regions.emplace_back(region);
     }
     std::vector<std::uint8_t> locked;
     for (std::size_t b = 0; b < storage.block_count(); ++b) {

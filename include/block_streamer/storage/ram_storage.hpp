@@ -7,6 +7,7 @@
 #include <block_streamer/os/huge_pages.hpp>
 #include <block_streamer/storage/file_storage.hpp>
 #include <block_streamer/storage/read_contract.hpp>
+#include <block_streamer/storage/read_threads.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -82,7 +83,7 @@ class RamStorage {
  public:
   /// @brief Reads the map's blocks, `threads` files' pieces at a time.
   /// @throws StorageError naming file, offset and tensor if a read fails, or if memory is short.
-  [[nodiscard]] static RamStorage load(BlockMap map, std::size_t threads = 4) {
+  [[nodiscard]] static RamStorage load(BlockMap map, std::size_t threads = default_read_threads()) {
     expects(threads >= 1, "loading needs a thread");
     ExtentReader<PositionalFile> reader{std::move(map)};
     std::vector<BlockImage> images;
