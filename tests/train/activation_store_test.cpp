@@ -366,23 +366,25 @@ TEST_CASE("a folder that is missing, and options that do not fit, are refused by
 TEST_CASE("a file that cannot grow is an error with the cause, and the streamer stays usable") {
   const Folder folder;
   const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  const at::Tensor x = at::randn({100, support::width});
   for (const auto mode : {attached, detached}) {
-    const auto modules = make_mlps();
-    auto streamer = stream(support::blocks_of(modules), bs::HostBackend{mode},
-                           options_for(bs::ActivationPlace::file, folder));
-    const at::Tensor x = at::randn({100, support::width});
-    rlimit old{};
-    REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
-    rlimit small = old;
-    small.rlim_cur = 3 * x.nbytes();
-    REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
-    CHECK_THROWS_WITH(streamer.forward(x), Contains(folder.path.string()) &&
-                                               Contains("File too large") &&
-                                               Contains("name another folder"));
-    REQUIRE(::setrlimit(RLIMIT_FSIZE, &old) == 0);
-    streamer.forward(x).sum().backward();
-    CHECK(modules[0]->up->weight.grad().defined());
-    CHECK(streamer.activations().device_bytes == 0);
+    for (const rlim_t limit : {14000, 33000}) {  // the third of five inputs, or the last
+      const auto modules = make_mlps();
+      auto streamer = stream(support::blocks_of(modules), bs::HostBackend{mode},
+                             options_for(bs::ActivationPlace::file, folder));
+      rlimit old{};
+      REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
+      rlimit small = old;
+      small.rlim_cur = limit;
+      REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+      CHECK_THROWS_WITH(streamer.forward(x), Contains(folder.path.string()) &&
+                                                 Contains("File too large") &&
+                                                 Contains("name another folder"));
+      REQUIRE(::setrlimit(RLIMIT_FSIZE, &old) == 0);
+      streamer.forward(x).sum().backward();
+      CHECK(modules[0]->up->weight.grad().defined());
+      CHECK(streamer.activations().device_bytes == 0);
+    }
   }
   std::signal(SIGXFSZ, old_handler);
 }
