@@ -15,9 +15,9 @@ namespace block_streamer_cli {
 /// How much work took how long.
 struct RunTotals {
   double seconds = 0;
-  std::uint64_t tokens = 0;            ///< that went through the model, or came out of it
-  std::optional<std::uint64_t> steps;  ///< of training; 0 if the run was finished before
-  std::uint64_t prompt_tokens = 0;     ///< of generation
+  std::uint64_t tokens = 0;              ///< that went through the model, or came out of it
+  std::optional<std::uint64_t> steps{};  ///< of training; 0 if the run was finished before
+  std::uint64_t prompt_tokens = 0;       ///< of generation
   std::uint64_t prompts = 0;
   std::uint64_t bytes_needed = 0;  ///< in these seconds, as Statistics counts
   std::uint64_t bytes_read = 0;
