@@ -4,13 +4,14 @@
 #include "model_files.hpp"
 #include "model_runner.hpp"
 #include "run_report.hpp"
+#include "usage_error.hpp"
 
+#include <block_streamer/checkpoint/name_pattern.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/finetune/run_folder.hpp>
 #include <block_streamer/os/folder_lock.hpp>
 
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <string>
 #include <system_error>
@@ -51,9 +52,10 @@ class OutputClaim {
   block_streamer::FolderLock lock_;
 };
 
-/// Before anything changes: --output names a folder, and not the adapter that the run begins with,
-/// which would be replaced so that the run could not be taken up again.
-void expect_output_folder(const FinetuneOptions& options) {
+/// Before anything changes: --output names a folder, and neither the model's nor that of the
+/// adapter that the run begins with, which would be replaced so that the run could not be taken up
+/// again.
+void expect_output_folder(const std::filesystem::path& model, const FinetuneOptions& options) {
   namespace fs = std::filesystem;
   std::error_code error;
   const std::string name = options.output.string();
@@ -65,30 +67,68 @@ void expect_output_folder(const FinetuneOptions& options) {
                                 ": a run needs the adapter that it began with to be resumed; name "
                                 "another --output"};
   }
+  if (fs::equivalent(require_model_folder(model), options.output, error)) {
+    throw block_streamer::Error{"--model and --output are one folder, " + name +
+                                ": an adapter has a folder of its own; name another --output"};
+  }
 }
 
 /// Before anything is trained: the folder holds nothing that is not to be replaced.
 void expect_free_or_resumable(const FinetuneOptions& options) {
   const std::string name = options.output.string();
   const block_streamer::RunFolder folder{options.output};
-  if (!options.overwrite && !folder.is_free()) {
-    if (!options.resume) {
-      throw block_streamer::Error{
-          name + " is not empty; --resume goes on with a run in it, --overwrite begins a new one"};
-    }
-    if (!folder.holds_run()) {
-      throw block_streamer::Error{name + " holds files, but no run to resume (" +
-                                  folder.state().string() +
-                                  " is missing); --overwrite begins a new one"};
-    }
+  if (!folder.is_replaceable()) {
+    throw block_streamer::Error{name +
+                                " holds files that are neither a run nor an adapter, which are all "
+                                "that --overwrite replaces; name another --output"};
   }
+  if (options.overwrite || folder.is_free()) return;
+  if (!options.resume) {
+    throw block_streamer::Error{name + " is not empty; --overwrite begins a new run" +
+                                (folder.holds_run() ? ", --resume goes on with the one in it"
+                                                    : " in place of its adapter")};
+  }
+  if (!folder.holds_run()) {
+    throw block_streamer::Error{name + " holds an adapter, but no run to resume (" +
+                                folder.state().string() +
+                                " is missing); --overwrite begins a new one"};
+  }
+}
+
+void expect_pattern(const std::string& option, const std::string& pattern,
+                    block_streamer::NamePattern::Extent extent) {
+  try {
+    const block_streamer::NamePattern compiles{pattern, option, extent};
+  } catch (const block_streamer::Error& error) {
+    throw UsageError{error.what()};
+  }
+}
+
+/// What is wrong whatever model and data hold.
+void expect_consistent(const FinetuneOptions& options) {
+  require_rows("--data", options.data);
+  require_rows("--eval-data", options.eval_data);
+  using Extent = block_streamer::NamePattern::Extent;
+  const AdapterOptions& form = options.adapter_options;
+  if (form.target_pattern) expect_pattern("--target-regex", *form.target_pattern, Extent::whole);
+  for (const auto& [name, rank] : form.rank_pattern) {
+    expect_pattern("--rank-pattern", name, Extent::end);
+  }
+  for (const auto& [name, alpha] : form.alpha_pattern) {
+    expect_pattern("--alpha-pattern", name, Extent::end);
+  }
+  if (!options.steps) return;
+  const std::string fault = warmup_fault(options, *options.steps);
+  if (!fault.empty()) throw UsageError{fault};
 }
 
 int run(const Command& command) {
   const FinetuneOptions& options = command.options;
+  expect_consistent(command.common);
+  expect_consistent(options);
   require_readable(options.data);
   require_readable(options.eval_data);
-  expect_output_folder(options);
+  expect_output_folder(command.common.model, options);
   const OutputClaim claim{options.output};
   expect_free_or_resumable(options);
   require_writable(command.common);
@@ -121,27 +161,27 @@ std::string check_dropout(const std::string& text) {
 
 void add_training_options(CLI::App& app, FinetuneOptions& options) {
   const std::string group = "Training";
-  const auto count = CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 31);
+  const auto count = whole_number(1, std::uint64_t{1} << 31);
   auto* steps = app.add_option("--steps", options.steps, "optimizer steps");
   app.add_option("--epochs", options.epochs, "walks over the data instead (default: 1)")
-      ->check(count)
+      ->transform(count)
       ->excludes(steps)
       ->type_name("N")
       ->group(group);
-  steps->check(count)->type_name("N")->group(group);
+  steps->transform(count)->type_name("N")->group(group);
   app.add_option("--batch", options.batch, "rows that share a pass")
-      ->check(count)
+      ->transform(count)
       ->type_name("B")
       ->group(group)
       ->capture_default_str();
   app.add_option("--grad-accum", options.grad_accum, "passes a step")
-      ->check(count)
+      ->transform(count)
       ->type_name("K")
       ->group(group)
       ->capture_default_str();
   app.add_option("--seq-len", options.seq_len, "longest row, in tokens")
       ->type_name("T")
-      ->check(CLI::Range(std::uint64_t{2}, std::uint64_t{1} << 31))
+      ->transform(whole_number(2, std::uint64_t{1} << 31))
       ->group(group)
       ->capture_default_str();
   app.add_option("--lr", options.learning_rate, "learning rate")
@@ -149,17 +189,19 @@ void add_training_options(CLI::App& app, FinetuneOptions& options) {
       ->check(check_positive)
       ->group(group)
       ->capture_default_str();
-  const std::map<std::string, block_streamer::ScheduleShape> shapes{
-      {"constant", block_streamer::ScheduleShape::constant},
-      {"linear", block_streamer::ScheduleShape::linear},
-      {"cosine", block_streamer::ScheduleShape::cosine}};
-  app.add_option("--schedule", options.schedule,
-                 "of the learning rate after the warm-up: constant (default), or to 0 at the end")
-      ->transform(CLI::CheckedTransformer(shapes).description(""))
-      ->type_name("constant|linear|cosine")
+  app.add_option_function<std::string>(
+         "--schedule",
+         [&options](const std::string& name) {
+           options.schedule = name == "linear"   ? block_streamer::ScheduleShape::linear
+                              : name == "cosine" ? block_streamer::ScheduleShape::cosine
+                                                 : block_streamer::ScheduleShape::constant;
+         },
+         "of the learning rate after the warm-up: constant (default), or to 0 at the end")
+      ->check(CLI::IsMember({"constant", "linear", "cosine"}))
+      ->type_name("SHAPE")
       ->group(group);
   app.add_option("--warmup-steps", options.warmup_steps, "in which the learning rate rises from 0")
-      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 31))
+      ->transform(whole_number(0, std::uint64_t{1} << 31))
       ->type_name("N")
       ->group(group)
       ->capture_default_str();
@@ -175,7 +217,7 @@ void add_training_options(CLI::App& app, FinetuneOptions& options) {
                "go on after a step whose loss or gradient is not finite, which changes nothing")
       ->group(group);
   app.add_option("--seed", options.seed, "of the adapter's start, the order of rows and dropout")
-      ->check(check_whole_number)
+      ->transform(whole_number())
       ->type_name("S")
       ->group(group)
       ->capture_default_str();
@@ -217,7 +259,7 @@ void add_adapter_options(CLI::App& app, FinetuneOptions& options) {
   const std::string group = "Adapter";
   AdapterOptions& form = options.adapter_options;
   app.add_option("--rank", form.rank, "(default: 16)")
-      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{65536}))
+      ->transform(whole_number(1, 65536))
       ->type_name("R")
       ->group(group);
   app.add_option("--alpha", form.alpha, "the adapter counts alpha / rank (default: 32)")
@@ -273,7 +315,7 @@ void add_finetune_command(CLI::App& program, Action& action) {
       ->excludes(overwrite);
   app->add_option("--save-every", options.save_every,
                   "save after every N steps (default: every 10 minutes), and at the end")
-      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 31))
+      ->transform(whole_number(1, std::uint64_t{1} << 31))
       ->type_name("N");
   app->add_option("--eval-data", options.eval_data, "print the loss on this before and after")
       ->type_name("FILE");
