@@ -3,6 +3,7 @@
 
 #include <block_streamer/core/dtype.hpp>
 #include <block_streamer/core/expects.hpp>
+#include <block_streamer/pipeline/activation_options.hpp>
 #include <block_streamer/plan/pass_costs.hpp>
 #include <block_streamer/trace/residency_observer.hpp>
 #include <block_streamer/trace/trace_sink.hpp>
@@ -37,6 +38,8 @@ struct PipelineOptions {
   /// What floating weights are computed in; nullopt: as stored. Read by Streamer, which then
   /// converts at every visit.
   std::optional<DType> dtype{};
+  /// Where the inputs of blocks wait for a backward. Read by Streamer.
+  ActivationOptions activations{};
   /// The visitor's own thread computes on the slots, so a visit waits on the host until its bytes
   /// are there (host backends).
   bool computes_on_host = false;
