@@ -19,6 +19,7 @@
 namespace bs = block_streamer;
 namespace fs = std::filesystem;
 using namespace bs::testing_support;
+using Catch::Matchers::Contains;
 
 namespace {
 
@@ -76,7 +77,7 @@ std::optional<bs::AnyStorage> made_within(const TierOverFiles& tier, const Patte
     return tier.make(files.map);
   } catch (const bs::StorageError& error) {
     CHECK(error.code() == std::errc::too_many_files_open);
-    CHECK(std::string{error.what()}.find("part ") != std::string::npos);
+    CHECK_THAT(error.what(), Contains("part ") && Contains("ulimit -n"));
     return std::nullopt;
   }
 }
@@ -168,10 +169,10 @@ TEST_CASE("with few open files a tier works or names the file that it could not 
     INFO(tier.name);
     static_cast<void>(tier.make(files.map));  // what is opened once and stays
     const std::vector<int> before = open_descriptors();
-    const auto first = static_cast<rlim_t>(before.back());
     int refused = 0, made = 0;
-    for (rlim_t more = 0; more < 12; ++more) {
-      if (auto storage = made_within(tier, files, first + more)) {
+    const auto last = static_cast<rlim_t>(before.back()) + 12;
+    for (rlim_t limit = 0; limit < last; ++limit) {
+      if (auto storage = made_within(tier, files, limit)) {
         ++made;
         check_whole_images(*storage, files.images);
       } else {
