@@ -113,7 +113,7 @@ class LoadedModel {
                 .embedding_resident = plan.resident.embedding,
                 .head_resident = plan.resident.head}},
         streamer_{model_.blocks(), open_storage(plan, options, model_), backend,
-                  streamer_options(options, plan.type, trace)} {
+                  streamer_options(options, plan, trace)} {
     if (!model_.head_is_resident()) stream_head(plan, options, std::move(backend));
     say_what_is_in_memory(plan.storage, streamer_.shape(), streamer_.block_count());
     say_what_stays_on_the_device(options.device_budget, streamer_.shape(), streamer_.block_count());
@@ -147,13 +147,15 @@ class LoadedModel {
   }
 
   static block_streamer::StreamerOptions streamer_options(const CommonOptions& options,
-                                                          block_streamer::DType type,
+                                                          const Plan& plan,
                                                           block_streamer::TraceSinkRef trace) {
     block_streamer::StreamerOptions result;
     result.prefetch_ahead = options.prefetch_ahead;
     result.device_budget = options.device_budget;
     result.trace = trace;
-    result.dtype = type;
+    result.dtype = plan.type;
+    if (plan.storage.tier == "io_uring" || plan.storage.tier == "tiered")
+      result.chunk_byte_count = block_streamer::UringStorage::chunk_byte_count;
     result.activations = options.activations;
     return result;
   }

@@ -26,11 +26,11 @@ struct PipelineOptions {
   /// Largest slot allowed; a block that needs more is refused before anything is allocated.
   std::optional<std::uint64_t> slot_byte_budget{};
   /// Size of one read, and of one copy out of staging: each costs the processor some 40 µs in
-  /// wake-ups and calls, whatever its size.
-  std::uint64_t chunk_byte_count = std::uint64_t{8} << 20;
+  /// wake-ups and calls, whatever its size. @see UringStorage::chunk_byte_count for a drive.
+  std::uint64_t chunk_byte_count = std::uint64_t{4} << 20;
   /// Page-locked memory between storage and device. Unused where tiers are read in place or are in
   /// RAM.
-  std::uint64_t staging_byte_count = std::uint64_t{128} << 20;
+  std::uint64_t staging_byte_count = std::uint64_t{64} << 20;
   /// Reads in flight where no staging limits them (slots that are host memory).
   std::uint32_t reads_in_flight = 8;
   /// Fetch the first blocks of the expected next pass before this one ends.
