@@ -90,6 +90,9 @@ set(BLOCK_STREAMER_CORE_HEADERS
   os/limits_posix.hpp
   os/limits_windows.hpp
   os/mapping_advice.hpp
+  os/scratch_file.hpp
+  os/scratch_file_posix.hpp
+  os/scratch_file_windows.hpp
   os/windows_api.hpp
   plan/next_use.hpp
   plan/pass_costs.hpp
@@ -155,6 +158,7 @@ set(BLOCK_STREAMER_IO_HEADERS
   io/uring_ring_linux.hpp
   io/uring_runtime.hpp
   io/worker_threads.hpp
+  pipeline/activation_options.hpp
   pipeline/arena.hpp
   pipeline/block_pipeline.hpp
   pipeline/copy_out.hpp
@@ -204,6 +208,8 @@ set(BLOCK_STREAMER_IO_HEADERS
   storage/positional_file_windows.hpp
   storage/ram_storage.hpp
   storage/read_contract.hpp
+  storage/read_place.hpp
+  storage/read_threads.hpp
   storage/storage_tier.hpp
   storage/tiered_storage.hpp
   storage/uring_storage.hpp
@@ -249,6 +255,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   finetune/loss_over_tokens.hpp
   finetune/loss_plot.hpp
   finetune/metrics_log.hpp
+  finetune/micro_batch_order.hpp
   finetune/row_batch.hpp
   finetune/row_order.hpp
   finetune/run_folder.hpp
@@ -297,15 +304,23 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   optim/schedule.hpp
   optim/sgd.hpp
   streamer.hpp
+  train/activation_passage.hpp
+  train/activation_store.hpp
+  train/activation_usage.hpp
+  train/background_task.hpp
   train/backward_pass.hpp
+  train/block_gradients.hpp
   train/chunked_loss.hpp
+  train/file_places.hpp
   train/forward_pass.hpp
   train/gradient_exit.hpp
   train/gradient_home.hpp
   train/gradient_ledger.hpp
   train/gradient_route.hpp
+  train/host_places.hpp
   train/master_watch.hpp
   train/rng_replay.hpp
+  train/saved_input.hpp
   train/sliced_linear.hpp
   train/sliced_matrix.hpp
   train/streamed_matrix.hpp

@@ -10,6 +10,7 @@ using namespace block_streamer_benchmarks;
 /// Copies nothing: what remains is bookkeeping alone.
 class NullBackend : public bs::HostBackend {
  public:
+  using HostBackend::HostBackend;
   void copy_async(std::span<std::byte>, std::span<const std::byte>, bs::CopyDirection, Stream&) {}
 };
 static_assert(bs::execution_backend<NullBackend>);

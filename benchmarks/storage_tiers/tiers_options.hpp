@@ -4,6 +4,8 @@
 #include "../support/arguments.hpp"
 #include "../support/report.hpp"
 
+#include <block_streamer/storage/read_threads.hpp>
+
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -18,13 +20,14 @@ struct TiersOptions {
         folder{arguments.text("--folder", "storage-tiers-checkpoint")},
         warm{arguments.flag("--warm")},
         rounds{std::max<std::size_t>(arguments.number("--rounds", 5), 1)},
-        chunk_kib{arguments.number("--chunk-kib", 4096)},
-        staging_mib{arguments.number("--staging-mib", 64)},
+        chunk_kib{arguments.number("--chunk-kib", 8192)},
+        staging_mib{arguments.number("--staging-mib", 128)},
         prefetch_ahead{arguments.number("--prefetch-ahead", 1)},
         depth{arguments.number("--depth", 16)},
         request_kib{arguments.number("--request-kib", 4096)},
-        threads{arguments.number("--threads", 4)},
-        probe_threads{arguments.number("--probe-threads", 4)},
+        threads{std::max<std::size_t>(
+            arguments.number("--threads", block_streamer::default_read_threads()), 1)},
+        probe_threads{std::max<std::size_t>(arguments.number("--probe-threads", 8), 1)},
         probe_kib{arguments.number("--probe-kib", 8192)} {}
 
   std::string device;  ///< cuda, or cpu: slots apart from storage, copied by a thread

@@ -3,6 +3,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include <block_streamer/pipeline/activation_options.hpp>
+
 #include <cstdint>
 #include <filesystem>
 #include <limits>
@@ -22,8 +24,9 @@ struct CommonOptions {
   std::string dtype = "auto";
   std::string resident = "auto";
   bool verify_reads = false;
-  std::filesystem::path trace;  ///< empty: none
-  std::filesystem::path stats;  ///< empty: none
+  block_streamer::ActivationOptions activations;  ///< of finetune
+  std::filesystem::path trace;                    ///< empty: none
+  std::filesystem::path stats;                    ///< empty: none
 };
 
 /// @brief For transform(): an option that takes a size such as 512MiB.

@@ -159,6 +159,46 @@ std::string check_dropout(const std::string& text) {
   return number && value >= 0 && value < 1 ? std::string{} : "'" + text + "' is not in [0, 1)";
 }
 
+/// "device", "ram" or "file:DIR".
+std::string read_activations(const std::string& text, block_streamer::ActivationOptions& to) {
+  using block_streamer::ActivationPlace;
+  const std::string file = "file:";
+  if (text == "device") {
+    to = {};
+  } else if (text == "ram") {
+    to = {ActivationPlace::ram, {}};
+  } else if (text.starts_with(file) && text.size() > file.size()) {
+    to = {ActivationPlace::file, text.substr(file.size())};
+  } else {
+    return "'" + text + "' is none of device, ram, file:DIR";
+  }
+  return {};
+}
+
+void add_memory_options(CLI::App& app, Command& command) {
+  const std::string group = "Memory";
+  app.add_option_function<std::string>(
+         "--activations",
+         [&command](const std::string& text) {
+           const std::string wrong = read_activations(text, command.common.activations);
+           if (!wrong.empty()) throw CLI::ValidationError("--activations", wrong);
+         },
+         "where the blocks' inputs wait for the backward: device (default), ram (page-locked), or "
+         "file:DIR, a file in that folder, which wears the drive")
+      ->type_name("device|ram|file:DIR")
+      ->group(group);
+  using block_streamer::MicroBatchOrder;
+  const std::map<std::string, MicroBatchOrder> orders{{"together", MicroBatchOrder::together},
+                                                      {"sequential", MicroBatchOrder::sequential}};
+  app.add_option("--micro-batches", command.options.micro_batches,
+                 "how the passes of a step (--grad-accum) go through the blocks: together, each "
+                 "block read once for all (default), or sequential, which holds the inputs of one "
+                 "pass at a time")
+      ->transform(CLI::CheckedTransformer(orders).description(""))
+      ->type_name("together|sequential")
+      ->group(group);
+}
+
 void add_training_options(CLI::App& app, FinetuneOptions& options) {
   const std::string group = "Training";
   const auto count = whole_number(1, std::uint64_t{1} << 31);
@@ -321,6 +361,7 @@ void add_finetune_command(CLI::App& program, Action& action) {
       ->type_name("FILE");
   add_adapter_options(*app, options);
   add_training_options(*app, options);
+  add_memory_options(*app, *command);
   app->footer(
       "Example:\n  block-streamer finetune --model models/SmolLM2-135M-Instruct --data "
       "examples/data/genesis.txt --output adapters/genesis --steps 10 --seq-len 256");

@@ -130,7 +130,8 @@ class FinetuneRun {
 
   [[nodiscard]] block_streamer::TrainingOptions training_options() const {
     block_streamer::TrainingOptions options{.max_grad_norm = job_.options.max_grad_norm,
-                                            .skip_non_finite = job_.options.skip_non_finite};
+                                            .skip_non_finite = job_.options.skip_non_finite,
+                                            .micro_batches = job_.options.micro_batches};
     for (const auto& module : loaded_.adapter()->modules()) {
       const std::string place =
           "block " + std::to_string(module.site.block) + " (" + module.site.module + ".lora_";

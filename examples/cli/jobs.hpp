@@ -4,6 +4,7 @@
 
 #include "console.hpp"
 
+#include <block_streamer/finetune/micro_batch_order.hpp>
 #include <block_streamer/generate/generation.hpp>
 #include <block_streamer/optim/schedule.hpp>
 #include <block_streamer/text/chat_template.hpp>
@@ -51,6 +52,7 @@ struct FinetuneOptions {
   std::optional<std::uint64_t> epochs;
   std::uint64_t batch = 1;
   std::uint64_t grad_accum = 1;
+  block_streamer::MicroBatchOrder micro_batches = block_streamer::MicroBatchOrder::together;
   std::uint64_t seq_len = 512;
   double learning_rate = 2e-4;
   block_streamer::ScheduleShape schedule = block_streamer::ScheduleShape::constant;

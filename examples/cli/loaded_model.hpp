@@ -154,6 +154,7 @@ class LoadedModel {
     result.device_budget = options.device_budget;
     result.trace = trace;
     result.dtype = type;
+    result.activations = options.activations;
     return result;
   }
 

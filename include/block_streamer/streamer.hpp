@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -55,13 +56,44 @@ class Streamer {
   /// @brief Runs the list. @param context  what all blocks share; a training forward keeps a copy
   /// for its backward.
   [[nodiscard]] Hidden forward(const Hidden& input, Context& context) {
-    return streamed_forward(run_, input, context, training_);
+    auto outputs = streamed_forward<Run>(run_, {{input}, {&context, 1}}, training_);
+    return std::move(outputs.front());
   }
   [[nodiscard]] Hidden forward(const Hidden& input, Context&& context) {
     return forward(input, context);
   }
   [[nodiscard]] Hidden forward(const Hidden& input) requires std::is_empty_v<Context> {
     return forward(input, Context{});
+  }
+
+  /// @brief Runs the list over several micro-batches that pass each block together: one fetch of a
+  /// block serves them all, in the forward and in the backward.
+  /// The outputs are results of one graph node, so one backward over all losses,
+  /// `(loss_1 + … + loss_n).backward()`, makes one reverse pass. Parameters get the sum of the
+  /// gradients, with the bits of one forward and backward after another where .grad was empty and
+  /// no tensor belongs to several blocks (else sums are taken in another order).
+  /// @param inputs    at least one; shapes may differ.
+  /// @param contexts  one each; a training forward keeps copies for its backward.
+  /// @param random    where the random numbers of each begin, moved on to where they end: each
+  /// draws what it would draw alone, and the caller's generators stay as they are. Empty: all draw
+  /// from the caller's generators, block by block.
+  /// **Cost.** The saved inputs of the blocks of all micro-batches; one micro-batch's graph of one
+  /// block at a time.
+  [[nodiscard]] std::vector<Hidden> forward(std::span<const Hidden> inputs,
+                                            std::span<Context> contexts,
+                                            std::span<RngState> random = {}) {
+    expects(!inputs.empty() && inputs.size() == contexts.size(),
+            "a forward has at least one micro-batch, and a context for each");
+    expects(random.empty() || random.size() == inputs.size(),
+            "random states are given for all micro-batches or for none");
+    return streamed_forward<Run>(run_, {{inputs.begin(), inputs.end()}, contexts, random},
+                                 training_);
+  }
+  [[nodiscard]] std::vector<Hidden> forward(
+      std::span<const Hidden> inputs,
+      std::span<RngState> random = {}) requires std::is_empty_v<Context> {
+    std::vector<Context> contexts(inputs.size());
+    return forward(inputs, contexts, random);
   }
 
   /// @brief A forward in evaluation mode that shows what leaves each block: `observer(BlockId,
@@ -72,7 +104,9 @@ class Streamer {
                                         Observer&& observer) {
     run_->check_input(input);
     const typename Run::Walk walk{*run_};
-    return forward_pass(*run_, input, context, nullptr, /*training=*/false, observer);
+    auto outputs =
+        forward_pass<Run>(*run_, {{input}, {&context, 1}}, nullptr, /*training=*/false, observer);
+    return std::move(outputs.front());
   }
 
   Streamer& train(bool training = true) noexcept {
@@ -163,6 +197,9 @@ class Streamer {
   [[nodiscard]] std::uint64_t gradient_byte_count() const noexcept {
     return run_->gradient_byte_count();
   }
+
+  /// @brief What the inputs of blocks take that wait for a backward.
+  [[nodiscard]] ActivationUsage activations() const { return run_->activations().usage(); }
 
  private:
   using Run = StreamedRun<Block, Backend>;

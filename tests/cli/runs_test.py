@@ -170,6 +170,41 @@ class Forms(RunsTest):
         self.assertFalse(self.output.exists())
 
 
+class Memory(RunsTest):
+    FORM = ["--steps", 4, "--batch", 2, "--grad-accum", 3, "--dropout", "0.25", "--prefetch-ahead", 0]
+
+    def test_no_bit_depends_on_where_inputs_wait_and_how_passes_go(self):
+        results = []
+        files = self.folder / "activations"
+        files.mkdir()
+        for arguments in [], ["--micro-batches", "sequential"], ["--activations", "ram"], ["--activations", f"file:{files}"]:
+            stats = self.folder / "stats.json"
+            self.run_program(self.output, "--overwrite", *self.FORM, "--stats", stats, *arguments)
+            losses = [m["loss"] for m in self.metrics(self.output)]
+            results.append((self.adapter(self.output), losses, json.loads(stats.read_text())["bytes_needed"]))
+            self.assertEqual(list(files.iterdir()), [])
+        together, sequential, *others = results
+        self.assertEqual(together[:2], sequential[:2])
+        self.assertLess(2 * together[2], sequential[2])
+        for other in others:
+            self.assertEqual(other, together)
+
+    def test_a_run_goes_on_with_other_choices(self):
+        whole, parts = self.folder / "whole", self.folder / "parts"
+        self.run_program(whole, *self.FORM)
+        self.killed(parts, lambda: self.lines(parts) >= 2, *self.FORM, "--save-every", 1)
+        self.run_program(parts, *self.FORM, "--resume", "--micro-batches", "sequential", "--activations", "ram")
+        self.assertEqual(self.adapter(parts), self.adapter(whole))
+
+    def test_bad_values_are_refused_by_name(self):
+        for value in "disk", "file:", "RAM":
+            self.assertIn("--activations", self.run_program(self.output, "--activations", value, code=2))
+        self.assertIn("--micro-batches", self.run_program(self.output, "--micro-batches", "apart", code=2))
+        err = self.run_program(self.output, "--activations", f"file:{self.folder}/none", code=1)
+        self.assertIn(f"{self.folder}/none", err)
+        self.assertIn("No such file", err)
+
+
 class Saving(RunsTest):
     FORM = ["--steps", 24, "--batch", 2, "--grad-accum", 2, "--dropout", "0.25", "--schedule", "cosine", "--warmup-steps", 3, "--max-grad-norm", "0.5", "--seed", 11]
 

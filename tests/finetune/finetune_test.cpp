@@ -38,17 +38,19 @@ bs::StreamerOptions options_in_fp32() {
 
 /// A tiny model from the fixtures behind a streamer with an adapter.
 struct Tiny {
-  Tiny()
+  explicit Tiny(double dropout = 0, const bs::StreamerOptions& streaming = options_in_fp32(),
+                bs::HostMode mode = bs::HostMode::attached)
       : model{bs::Checkpoint::open(std::string{BLOCK_STREAMER_TEST_FIXTURES} + "/models/llama_gqa"),
               {bs::DType::f32}},
-        streamer{model.blocks(), bs::FileStorage{model.block_map()}, bs::HostBackend{},
-                 options_in_fp32()} {
+        streamer{model.blocks(), bs::FileStorage{model.block_map()}, bs::HostBackend{mode},
+                 streaming} {
     std::vector<bs::LoraBlock> list;
     const auto blocks = model.blocks();
     for (std::size_t i = 0; i < blocks.size(); ++i)
       list.push_back({model.layout().blocks[i].prefix, blocks[i].weight_specs()});
     bs::LoraOptions options;
     options.rank = 4;
+    options.dropout = dropout;
     adapter = bs::make_lora_adapter(list, options, at::kCPU);
     streamer.attach(adapter.table(list));
   }
@@ -115,6 +117,56 @@ TEST_CASE("the loss and the gradient of a step do not depend on how its rows are
   CHECK(losses[1] == Approx(losses[0]).epsilon(1e-6));
   CHECK(losses[2] == Approx(losses[0]).epsilon(1e-6));
   CHECK(at::allclose(weights[1], weights[0], 1e-3, 1e-5));
+}
+
+TEST_CASE(
+    "passes of a step together and one after another have the same bits, wherever inputs wait") {
+  const auto rows = some_rows();
+  const std::size_t numbers[] = {4, 0, 2, 3, 1};
+  for (const double dropout : {0.0, 0.3}) {
+    std::vector<double> expected;
+    std::vector<at::Tensor> weights;
+    std::vector<std::uint64_t> bytes;
+    for (const auto order : {bs::MicroBatchOrder::sequential, bs::MicroBatchOrder::together}) {
+      for (const auto place : {bs::ActivationPlace::device, bs::ActivationPlace::ram}) {
+        bs::StreamerOptions streaming = options_in_fp32();
+        streaming.activations.place = place;
+        streaming.prefetch_ahead = 0;
+        at::manual_seed(21);
+        Tiny tiny{dropout, streaming, bs::HostMode::detached};
+        bs::TrainingLoop loop{tiny.model, tiny.streamer, {.micro_batches = order}};
+        std::vector<double> losses;
+        for (int step = 0; step < 3; ++step) {
+          const auto report = loop.step(rows, numbers, 2, 1e-2);
+          losses.insert(losses.end(), {report->loss, report->gradient_norm});
+          CHECK(report->tokens == 6 + 9 + 12 + 15 + 18);
+        }
+        bytes.push_back(tiny.streamer.statistics().bytes_needed);
+        if (expected.empty()) {
+          expected = losses;
+          for (const at::Tensor& p : tiny.adapter.parameters())
+            weights.push_back(p.detach().clone());
+        }
+        INFO("dropout " << dropout << " order " << static_cast<int>(order));
+        CHECK(losses == expected);
+        const auto parameters = tiny.adapter.parameters();
+        for (std::size_t i = 0; i < weights.size(); ++i)
+          CHECK(at::equal(parameters[i], weights[i]));
+      }
+    }
+    CHECK(2 * bytes[2] < bytes[0]);  // three passes a step, fetched for once
+    CHECK(bytes[3] == bytes[2]);
+  }
+}
+
+TEST_CASE("steps draw other random numbers each time, also where nobody seeds between them") {
+  const auto rows = some_rows();
+  const std::size_t numbers[] = {0, 1, 2, 3};
+  at::manual_seed(3);
+  Tiny tiny{0.5};
+  bs::TrainingLoop loop{tiny.model, tiny.streamer};
+  const auto first = loop.step(rows, numbers, 2, 1e-30)->gradient_norm;
+  CHECK(loop.step(rows, numbers, 2, 1e-30)->gradient_norm != first);
 }
 
 TEST_CASE("training lowers the loss that evaluation measures") {

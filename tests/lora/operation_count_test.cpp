@@ -120,11 +120,10 @@ TEST_CASE("recompute and backward of a block with seven adapters take few operat
   };
   auto context = bs::models::make_context(1, 5, bs::rotary_frequencies(8, 1e4), at::kFloat);
   const at::Tensor input = waves({1, 5, 24}, 0.5), gradient = waves({1, 5, 24}, 0.6);
-  const bs::SavedVisit visit{input, static_cast<std::uint32_t>(input._version()),
-                             bs::RngState::capture(at::kCPU)};
+  const bs::RngState random = bs::RngState::capture(at::kCPU);
   OneBlock run{table.blocks[0].parameters};
   const auto pull = [&] {
-    return bs::detail::pull_back(run, bs::BlockId{}, run_block, visit, context,
+    return bs::detail::pull_back(run, bs::BlockId{}, run_block, input, random, context,
                                  /*input_needed=*/true, gradient);
   };
   const auto pulled = pull();  // also what is done only once

@@ -9,9 +9,15 @@
 
 #include <ATen/Context.h>
 #include <ATen/cuda/Sleep.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include <support/catch.hpp>
 #include <support/cuda.hpp>
+#include <support/fresh_folder.hpp>
+
+#include <filesystem>
 
 namespace bs = block_streamer;
 using support::batch;
@@ -50,6 +56,56 @@ void step(const std::vector<at::Tensor>& host, const std::vector<at::Tensor>& de
     host[i].data().sub_(host[i].grad(), 0.05);  // as LibTorch's SGD: no version tells
     device[i].copy_(host[i]);
   }
+}
+
+constexpr bs::ActivationPlace places[] = {bs::ActivationPlace::device, bs::ActivationPlace::ram,
+                                          bs::ActivationPlace::file};
+
+/// Options for inputs that wait there; a folder for files, removed at the end.
+struct Waiting {
+  std::filesystem::path folder = support::fresh_folder("activations-");
+  ~Waiting() {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder, ignored);
+  }
+  [[nodiscard]] bs::StreamerOptions options(bs::ActivationPlace place,
+                                            std::uint32_t ahead = 1) const {
+    bs::StreamerOptions options = support::train_options(ahead);
+    options.activations.place = place;
+    if (place == bs::ActivationPlace::file) options.activations.folder = folder;
+    return options;
+  }
+};
+
+/// Frozen blocks x -> tanh(x * w), each of which first keeps the stream busy.
+std::vector<bs::FunctionBlock<>> frozen_list(int count, std::int64_t width, std::int64_t cycles) {
+  std::vector<bs::FunctionBlock<>> blocks;
+  for (int i = 0; i < count; ++i) {
+    blocks.emplace_back(std::vector<bs::NamedTensor>{{"w", at::full({width}, 1.0 + 0.001 * i)}},
+                        [cycles](const bs::Weights& w, const at::Tensor& x, bs::NoContext&) {
+                          if (cycles > 0) at::cuda::sleep(cycles);
+                          return at::tanh(x * w[0]);
+                        });
+  }
+  return blocks;
+}
+
+template <class Block>
+auto stream_list(std::vector<Block> blocks, const bs::StreamerOptions& options) {
+  auto storage = bs::ram_storage_of(blocks);
+  bs::Streamer streamer{std::move(blocks), std::move(storage), bs::CudaBackend{0}, options};
+  streamer.train();
+  return streamer;
+}
+
+/// Losses of all outputs, one backward.
+void run_together(const std::vector<at::Tensor>& outputs) {
+  at::Tensor loss;
+  for (const at::Tensor& output : outputs) {
+    const at::Tensor own = output.square().sum();
+    loss = loss.defined() ? loss + own : own;
+  }
+  loss.backward();
 }
 
 }  // namespace
@@ -170,4 +226,135 @@ TEST_CASE("cuda: the vector clocks find every access to gradients ordered") {
   }
   INFO(to_string(backend.log()));
   CHECK(backend.log().empty());
+}
+
+TEST_CASE("cuda: micro-batches together have the bits of one after another, dropout included") {
+  if (!support::cuda_usable()) return;
+  for (const std::size_t count : {2U, 4U}) {
+    auto modules = make_mlps(5, 0.3), reference = make_mlps(5, 0.3);
+    auto ours = stream(modules, bs::CudaBackend{0}, 1),
+         theirs = stream(reference, bs::CudaBackend{0}, 1);
+    std::vector<at::Tensor> inputs, same;
+    std::vector<bs::RngState> states;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      inputs.push_back(batch(30 + i).to(cuda).requires_grad_());
+      same.push_back(batch(30 + i).to(cuda).requires_grad_());
+      states.push_back(bs::RngState::seeded(cuda, 50 + i));
+    }
+    auto alone = states;
+    run_together(ours.forward(inputs, states));
+    for (std::size_t i = 0; i < count; ++i) {
+      alone[i].apply();
+      theirs.forward(same[i]).square().sum().backward();
+    }
+    CHECK(same_gradients(parameters_of(modules), parameters_of(reference)));
+    CHECK(same_gradients(same, inputs));
+  }
+}
+
+TEST_CASE("cuda: inputs in host memory or in a file give the same bits, under slow kernels too") {
+  if (!support::cuda_usable()) return;
+  const Waiting waiting;
+  for (const std::int64_t cycles : {0, 3000000}) {
+    for (const std::size_t micro_batches : {1U, 3U}) {
+      std::optional<std::vector<at::Tensor>> expected;
+      for (const auto place : places) {
+        for (const bool other_stream : {false, true}) {
+          INFO("cycles " << cycles << " micro-batches " << micro_batches << " place "
+                         << static_cast<int>(place) << " other stream " << other_stream);
+          auto streamer = stream_list(frozen_list(9, 4096, cycles), waiting.options(place));
+          std::optional<c10::cuda::CUDAStreamGuard> guard;
+          if (other_stream) guard.emplace(c10::cuda::getStreamFromPool(false, 0));
+          std::vector<at::Tensor> gradients;
+          for (int step = 0; step < 2; ++step) {
+            std::vector<at::Tensor> inputs;
+            for (std::size_t i = 0; i < micro_batches; ++i) {
+              inputs.push_back(at::randn({16 + 8 * static_cast<std::int64_t>(i), 4096},
+                                         at::detail::createCPUGenerator(80 + i))
+                                   .to(cuda)
+                                   .requires_grad_());
+            }
+            run_together(streamer.forward(inputs));
+            for (const at::Tensor& input : inputs) gradients.push_back(input.grad().cpu());
+          }
+          if (!expected) expected = gradients;
+          CHECK(support::same_values(gradients, *expected));
+          CHECK((streamer.activations().bytes_in > 0) == (place != bs::ActivationPlace::device));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: full training with inputs elsewhere has the gradients of inputs on the device") {
+  if (!support::cuda_usable()) return;
+  const Waiting waiting;
+  std::optional<std::vector<at::Tensor>> expected;
+  for (const auto place : places) {
+    for (std::uint32_t ahead = 0; ahead <= 2; ++ahead) {
+      auto modules = make_mlps(5, 0.3);
+      auto streamer = stream_list(support::blocks_of(modules), waiting.options(place, ahead));
+      at::manual_seed(7);
+      for (std::uint64_t s = 0; s < 3; ++s)
+        run_together(streamer.forward(std::vector{batch(s).to(cuda), batch(s + 9).to(cuda)}));
+      std::vector<at::Tensor> gradients;
+      for (const at::Tensor& parameter : parameters_of(modules))
+        gradients.push_back(parameter.grad());
+      if (!expected) expected = gradients;
+      CHECK(support::same_values(gradients, *expected));
+    }
+  }
+}
+
+TEST_CASE("cuda: the device's peak does not grow with the depth when inputs wait elsewhere") {
+  if (!support::cuda_usable()) return;
+  const Waiting waiting;
+  const std::int64_t tokens = 32768, width = 256;
+  const std::uint64_t input_bytes = 4 * tokens * width;  // 32 MiB
+  const auto peak_of = [&](bs::ActivationPlace place, int count) {
+    auto streamer = stream_list(frozen_list(count, width, 0), waiting.options(place));
+    const at::Tensor x = at::full({1, tokens, width}, 0.5, cuda).requires_grad_();
+    c10::cuda::CUDACachingAllocator::resetPeakStats(0);
+    streamer.forward(x).sum().backward();
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
+    return static_cast<std::uint64_t>(stats.allocated_bytes[0].peak);
+  };
+  for (const auto place : {bs::ActivationPlace::ram, bs::ActivationPlace::file}) {
+    const std::uint64_t few = peak_of(place, 12), many = peak_of(place, 96);
+    INFO("place " << static_cast<int>(place) << " peaks " << few << " " << many);
+    CHECK(many <= 12 * input_bytes);
+    CHECK(many == few);
+  }
+  CHECK(peak_of(bs::ActivationPlace::device, 96) > 90 * input_bytes);
+}
+
+TEST_CASE("cuda: the vector clocks find every access to inputs that leave and return ordered") {
+  if (!support::cuda_usable()) return;
+  using Backend = bs::CheckedBackend<bs::CudaBackend>;
+  const Waiting waiting;
+  for (const auto place : {bs::ActivationPlace::ram, bs::ActivationPlace::file}) {
+    Backend backend{bs::CudaBackend{0}};
+    {
+      auto blocks = frozen_list(6, 256, 100000);
+      auto storage = bs::ram_storage_of(blocks);
+      bs::Streamer streamer{std::move(blocks), std::move(storage), backend, waiting.options(place)};
+      streamer.train();
+      // As above: that the engine's thread has ended is told by hooks after the streamed node.
+      const char end_of_backward{};
+      for (int i = 0; i < 3; ++i) {
+        std::vector<at::Tensor> inputs;
+        for (int micro = 0; micro < 2; ++micro) {
+          inputs.push_back(at::full({64, 256}, 0.1 * (i + 1), cuda).requires_grad_());
+          inputs.back().register_hook([&](const at::Tensor& gradient) {
+            bs::publish_host_edge(backend, &end_of_backward);
+            return gradient;
+          });
+        }
+        run_together(streamer.forward(inputs));
+        bs::accept_host_edge(backend, &end_of_backward);
+      }
+    }
+    INFO("place " << static_cast<int>(place) << "\n" << to_string(backend.log()));
+    CHECK(backend.log().empty());
+  }
 }

@@ -67,8 +67,8 @@ class DTypeFinisher {
       blocks_.push_back({bound_layout(layout, target), {}});
       for (std::uint32_t part = 0; part < layout.slot_byte_count.size(); ++part) {
         const auto order = tensors_of(layout, part);
-        blocks_.back().parts.push_back({wire_views_.add(layout, order, part),
-                                        bound_views_.add(blocks_.back().bound, order, part)});
+        blocks_.back().parts.emplace_back(wire_views_.add(layout, order, part),
+                                          bound_views_.add(blocks_.back().bound, order, part));
       }
     }
   }

@@ -59,7 +59,7 @@ inline void load_pieces(const Checkpoint& checkpoint, const StoredTensor& stored
   const c10::InferenceMode normal_mode{false};
   const c10::NoGradGuard no_grad;
   const auto options = at::TensorOptions{}.device(device);
-  const at::Tensor result =
+  at::Tensor result =
       at::empty(sizes_of(stored.spec.shape),
                 options.dtype(scalar_type_of(convert ? *dtype : stored.spec.dtype)));
   if (result.numel() == 0) return result;

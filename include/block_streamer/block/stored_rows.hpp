@@ -50,7 +50,7 @@ class StoredRows {
   /// **Cost.** One read for each run of rows that follow one another in the file.
   [[nodiscard]] at::Tensor gather(std::span<const std::int64_t> rows) const {
     const c10::InferenceMode normal_mode{false};
-    const at::Tensor result = at::empty(
+    at::Tensor result = at::empty(
         {static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(stored_.spec.shape[1])},
         at::TensorOptions{}.dtype(scalar_type_of(stored_.spec.dtype)));
     std::span<std::byte> out = bytes_of(result);

@@ -3,10 +3,13 @@
 
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/finetune/loss_over_tokens.hpp>
+#include <block_streamer/finetune/micro_batch_order.hpp>
 #include <block_streamer/finetune/row_batch.hpp>
+#include <block_streamer/finetune/row_order.hpp>
 #include <block_streamer/models/non_finite.hpp>
 #include <block_streamer/optim/adamw.hpp>
 #include <block_streamer/optim/gradient_norm.hpp>
+#include <block_streamer/train/rng_replay.hpp>
 #include <block_streamer/train/token_loss.hpp>
 
 #include <ATen/ops/isfinite.h>
@@ -31,6 +34,7 @@ struct TrainingOptions {
   /// A step whose loss or gradient is not finite changes nothing and the next one follows; else it
   /// throws.
   bool skip_non_finite = false;
+  MicroBatchOrder micro_batches = MicroBatchOrder::together;
   /// What messages call the streamer's parameters, in their order; empty: their numbers.
   std::vector<std::string> labels{};
 };
@@ -68,8 +72,11 @@ class TrainingLoop {
             "one label per parameter");
   }
 
-  /// @brief One optimizer step over these rows, `batch` of them a pass.
-  /// @param stop  asked before every pass; true drops the step: nothing has changed then.
+  /// @brief One optimizer step over these rows, `batch` of them a pass. Random numbers of the first
+  /// pass come from the caller's generators, those of the others from seeds that follow from the
+  /// device generator's, the step and the pass.
+  /// @param stop  asked before every forward and every loss; true drops the step: nothing has
+  /// changed then.
   /// @returns nullopt if the step was dropped.
   /// @throws NotFiniteError naming the step and the first block with a value that is not finite, if
   /// the loss or a gradient is not and such steps are not skipped; nothing has changed.
@@ -83,11 +90,17 @@ class TrainingLoop {
     StepReport report;
     for (const Part& part : parts) report.trained += part.targets.count;
     expects(report.trained > 0, "a step has a trained token");
-    for (const Part& part : parts) {
-      if (stop && stop()) return std::nullopt;
-      report.tokens += part.batch.tokens;
-      if (!accumulate(part, report)) break;
+    const bool sequential = options_.micro_batches == MicroBatchOrder::sequential;
+    std::vector<RngState> random = random_states(parts.size());
+    for (std::size_t begin = 0; begin < parts.size() && report.not_finite.empty();) {
+      const std::size_t count = sequential ? 1 : parts.size();
+      if (!accumulate(std::span{parts}.subspan(begin, count),
+                      std::span{random}.subspan(begin, count), stop, report)) {
+        return std::nullopt;
+      }
+      begin += count;
     }
+    random.front().apply();  // the caller's generators go on after the first pass
     if (report.not_finite.empty()) update(learning_rate, report);
     ++steps_;
     return report;
@@ -118,23 +131,50 @@ class TrainingLoop {
     return parts;
   }
 
-  /// Adds the part's share of the step's loss and gradient. @returns false if the loss is not
-  /// finite: the step is to be skipped.
-  [[nodiscard]] bool accumulate(const Part& part, StepReport& report) {
-    auto context = model_.context(part.batch.ids);
-    const at::Tensor hidden = streamer_.forward(model_.embed(part.batch.ids), context);  // (B,T,C)
-    const at::Tensor loss =
-        loss_over_tokens(model_, hidden, part.targets).sum / static_cast<double>(report.trained);
-    const double value = loss.template item<double>();
-    report.loss += value;
-    if (!std::isfinite(value)) {
-      report.not_finite = "the loss is not finite; the first value that is not is in " +
-                          first_non_finite(model_, streamer_, part.batch.ids);
-      refuse_or_skip(report);
-      return false;
+  /// Where the random numbers of each pass begin.
+  [[nodiscard]] std::vector<RngState> random_states(std::size_t count) const {
+    const at::Device device = model_.device();
+    std::vector<RngState> states{RngState::capture(device)};
+    const std::uint64_t seed = step_seed(RngState::seed_of(device), steps_ + 1);
+    while (states.size() < count)
+      states.push_back(RngState::seeded(device, step_seed(seed, states.size())));
+    return states;
+  }
+
+  /// Adds these parts' share of the step's loss and gradient, with one backward. The report says if
+  /// the loss is not finite: the step is to be skipped. @returns false if stopped.
+  [[nodiscard]] bool accumulate(std::span<const Part> parts, std::span<RngState> random,
+                                const std::function<bool()>& stop, StepReport& report) {
+    if (stop && stop()) return false;
+    const std::vector<at::Tensor> hidden = forward(parts, random);  // (B,T,C) each
+    for (const Part& part : parts) report.tokens += part.batch.tokens;
+    at::Tensor total;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (i > 0 && stop && stop()) return false;
+      const at::Tensor loss = loss_over_tokens(model_, hidden[i], parts[i].targets).sum /
+                              static_cast<double>(report.trained);
+      const double value = loss.template item<double>();
+      report.loss += value;
+      if (!std::isfinite(value)) {
+        report.not_finite = "the loss is not finite; the first value that is not is in " +
+                            first_non_finite(model_, streamer_, parts[i].batch.ids);
+        refuse_or_skip(report);
+        return true;
+      }
+      total = total.defined() ? total + loss : loss;
     }
-    loss.backward();
+    total.backward();
     return true;
+  }
+  [[nodiscard]] std::vector<at::Tensor> forward(std::span<const Part> parts,
+                                                std::span<RngState> random) {
+    std::vector<at::Tensor> inputs;
+    std::vector<decltype(model_.context(parts[0].batch.ids))> contexts;
+    for (const Part& part : parts) {
+      inputs.push_back(model_.embed(part.batch.ids));
+      contexts.push_back(model_.context(part.batch.ids));
+    }
+    return streamer_.forward(inputs, contexts, random);
   }
 
   void update(double learning_rate, StepReport& report) {

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -42,6 +43,11 @@ struct RingOperation {
   std::error_code error{};
   RingOperation* next = nullptr;
 
+  /// @brief nullptr where memory is refused: `done` is then as it was.
+  [[nodiscard]] static RingOperation* make(const FileRead& read, IoCompletion& done,
+                                           ReadGroup* group) noexcept {
+    return new (std::nothrow) RingOperation{read, std::move(done), group};
+  }
   /// @brief Reports the end, and is gone.
   static void end(RingOperation* self) noexcept {
     IoCompletion done = std::move(self->done);

@@ -19,7 +19,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <span>
 #include <string>
 #include <system_error>
@@ -78,8 +77,8 @@ class BasicUringRuntime {
   /// @pre running(); aligned as FileRead says.
   void async_read(const FileRead& read, IoCompletion done, ReadGroup* group = nullptr) noexcept {
     if (group != nullptr) group->enter();
-    auto* const op = new (std::nothrow) RingOperation{read, std::move(done), group};
-    if (op == nullptr) {  // the allocation came first: `done` is still ours
+    RingOperation* const op = RingOperation::make(read, done, group);
+    if (op == nullptr) {
       done(std::make_error_code(std::errc::not_enough_memory), 0);
       if (group != nullptr) group->leave();
       return;

@@ -168,6 +168,7 @@ namespace detail {
   SavedTargets saved = saved_targets_of(sites, chosen);
   const at::Generator generator = at::detail::createCPUGenerator(options.seed);
   std::vector<LoraModule> modules;
+  modules.reserve(chosen.size());
   for (LoraSite& site : chosen)
     modules.push_back(detail::initial_module(std::move(site), options, generator, device));
   return {options, blocks.size(), std::move(modules), std::move(saved)};

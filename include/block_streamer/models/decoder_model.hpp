@@ -55,7 +55,7 @@ struct DecoderOptions {
 /// @brief The rotary frequencies of a configuration: (D/2), f32, on the CPU.
 /// @throws UnsupportedError naming a rope type that is not implemented.
 [[nodiscard]] inline at::Tensor rotary_frequencies_of(const ModelConfig& config) {
-  const at::Tensor plain =
+  at::Tensor plain =
       rotary_frequencies(static_cast<std::int64_t>(config.head_dim), config.rope.theta);
   if (config.rope.type == "default") return plain;
   if (config.rope.type != "llama3") {

@@ -3,6 +3,7 @@
 
 #include <block_streamer/core/dtype.hpp>
 #include <block_streamer/core/expects.hpp>
+#include <block_streamer/pipeline/activation_options.hpp>
 #include <block_streamer/plan/pass_costs.hpp>
 #include <block_streamer/trace/residency_observer.hpp>
 #include <block_streamer/trace/trace_sink.hpp>
@@ -24,11 +25,12 @@ struct PipelineOptions {
   std::optional<PassCosts> costs{};
   /// Largest slot allowed; a block that needs more is refused before anything is allocated.
   std::optional<std::uint64_t> slot_byte_budget{};
-  /// Size of one read.
-  std::uint64_t chunk_byte_count = std::uint64_t{4} << 20;
+  /// Size of one read, and of one copy out of staging: each costs the processor some 40 µs in
+  /// wake-ups and calls, whatever its size.
+  std::uint64_t chunk_byte_count = std::uint64_t{8} << 20;
   /// Page-locked memory between storage and device. Unused where tiers are read in place or are in
   /// RAM.
-  std::uint64_t staging_byte_count = std::uint64_t{64} << 20;
+  std::uint64_t staging_byte_count = std::uint64_t{128} << 20;
   /// Reads in flight where no staging limits them (slots that are host memory).
   std::uint32_t reads_in_flight = 8;
   /// Fetch the first blocks of the expected next pass before this one ends.
@@ -36,6 +38,8 @@ struct PipelineOptions {
   /// What floating weights are computed in; nullopt: as stored. Read by Streamer, which then
   /// converts at every visit.
   std::optional<DType> dtype{};
+  /// Where the inputs of blocks wait for a backward. Read by Streamer.
+  ActivationOptions activations{};
   /// The visitor's own thread computes on the slots, so a visit waits on the host until its bytes
   /// are there (host backends).
   bool computes_on_host = false;

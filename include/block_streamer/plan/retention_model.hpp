@@ -63,8 +63,9 @@ class RetentionModel {
         return cost;
       }
     }
-    for (std::uint32_t i = most_steps / 2; i < most_steps; ++i) cost.seconds += steps_[i];
-    cost.seconds /= most_steps / 2;
+    constexpr std::uint32_t first = most_steps / 2;
+    for (std::uint32_t i = first; i < most_steps; ++i) cost.seconds += steps_[i];
+    cost.seconds /= most_steps - first;
     return cost;
   }
 

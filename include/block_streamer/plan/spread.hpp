@@ -24,13 +24,14 @@ class SpreadChoice {
     // Once more for what that took: a budget that no block fills up would leave the last one added
     // somewhere in between.
     const std::uint64_t budget = left_ + taken_;
-    const std::vector<std::uint8_t> first = chosen_;
+    std::vector<std::uint8_t> first = chosen_;
     const std::uint64_t took = taken_;
     std::fill(chosen_.begin(), chosen_.end(), std::uint8_t{0});
     left_ = budget;
     taken_ = 0;
     fill(static_cast<double>(took));
-    return taken_ >= took ? std::move(chosen_) : first;
+    if (taken_ < took) chosen_.swap(first);
+    return std::move(chosen_);
   }
 
  private:

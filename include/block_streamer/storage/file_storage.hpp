@@ -5,6 +5,7 @@
 #include <block_streamer/storage/extent_reader.hpp>
 #include <block_streamer/storage/pooled.hpp>
 #include <block_streamer/storage/positional_file.hpp>
+#include <block_streamer/storage/read_threads.hpp>
 
 #include <cstddef>
 #include <string>
@@ -14,7 +15,7 @@ namespace block_streamer::inline v1 {
 
 struct FileStorageOptions {
   /// Reads under way at once.
-  std::size_t threads = 4;
+  std::size_t threads = default_read_threads();
   /// direct: past the page cache, which holds nothing of a model larger than memory by the time it
   /// is read again, and costs a copy. The images' read_granularity then is the file system's.
   FileAccess access = FileAccess::cached;
@@ -32,7 +33,7 @@ class FileStorage : public Pooled<ExtentReader<PositionalFile>> {
   explicit FileStorage(BlockMap map, FileStorageOptions options)
       : Pooled{open_extents(std::move(map), options.access), options.threads} {}
   /// @param threads reads under way at once, through the page cache.
-  explicit FileStorage(BlockMap map, std::size_t threads = 4)
+  explicit FileStorage(BlockMap map, std::size_t threads = default_read_threads())
       : FileStorage{std::move(map), FileStorageOptions{threads, FileAccess::cached}} {}
 
   /// @brief How the files are read: past the page cache, or through it and why.

@@ -6,6 +6,7 @@
 #include <block_streamer/storage/extent_reader.hpp>
 #include <block_streamer/storage/pooled.hpp>
 #include <block_streamer/storage/read_contract.hpp>
+#include <block_streamer/storage/read_threads.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -22,7 +23,7 @@ namespace block_streamer::inline v1 {
 
 struct MappedStorageOptions {
   /// Copies, and so page faults, under way at once.
-  std::size_t threads = 4;
+  std::size_t threads = default_read_threads();
   /// What the system is told of the mappings: how it reads around a fault that nothing announced.
   MappingAdvice advice = MappingAdvice::normal;
   /// Announce every accepted read to the system at once, so that the drive works on all of them
@@ -87,7 +88,7 @@ class MappedStorage {
   explicit MappedStorage(BlockMap map, MappedStorageOptions options)
       : state_{std::make_unique<State>(open(std::move(map), options), options)} {}
   /// @param threads copies, and so page faults, under way at once.
-  explicit MappedStorage(BlockMap map, std::size_t threads = 4)
+  explicit MappedStorage(BlockMap map, std::size_t threads = default_read_threads())
       : MappedStorage{std::move(map), with_threads(threads)} {}
 
   [[nodiscard]] std::size_t block_count() const noexcept { return state_->pool.block_count(); }

@@ -4,6 +4,7 @@
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/io/worker_threads.hpp>
 #include <block_streamer/storage/read_contract.hpp>
+#include <block_streamer/storage/read_threads.hpp>
 #include <block_streamer/storage/storage_tier.hpp>
 
 #include <boost/system/system_error.hpp>
@@ -70,7 +71,7 @@ class Pooled {
  public:
   /// @param threads reads under way at once, at least 1.
   /// @throws StorageError if the system refuses one of them.
-  explicit Pooled(Reader reader, std::size_t threads = 4)
+  explicit Pooled(Reader reader, std::size_t threads = default_read_threads())
       : state_{std::make_unique<State>(std::move(reader), threads)} {}
 
   [[nodiscard]] std::size_t block_count() const noexcept { return state_->reader.block_count(); }

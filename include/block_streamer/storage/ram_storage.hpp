@@ -7,6 +7,8 @@
 #include <block_streamer/os/huge_pages.hpp>
 #include <block_streamer/storage/file_storage.hpp>
 #include <block_streamer/storage/read_contract.hpp>
+#include <block_streamer/storage/read_place.hpp>
+#include <block_streamer/storage/read_threads.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -82,7 +84,7 @@ class RamStorage {
  public:
   /// @brief Reads the map's blocks, `threads` files' pieces at a time.
   /// @throws StorageError naming file, offset and tensor if a read fails, or if memory is short.
-  [[nodiscard]] static RamStorage load(BlockMap map, std::size_t threads = 4) {
+  [[nodiscard]] static RamStorage load(BlockMap map, std::size_t threads = default_read_threads()) {
     expects(threads >= 1, "loading needs a thread");
     ExtentReader<PositionalFile> reader{std::move(map)};
     std::vector<BlockImage> images;
@@ -188,7 +190,7 @@ class RamStorage {
     }
     if (!queue.failure()) return;
     const auto& [piece, error] = *queue.failure();
-    throw StorageError{reader.locate(piece.block, piece.range.offset),
+    throw StorageError{read_place(reader, piece.block, piece.range),
                        "cannot read " + std::to_string(piece.range.byte_count) + " bytes", error};
   }
   [[nodiscard]] std::vector<detail::PieceQueue::Piece> pieces() const {

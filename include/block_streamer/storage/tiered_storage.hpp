@@ -55,7 +55,8 @@ class TieredStorage {
   /// @param in_memory  one flag per block. Where memory runs short, fewer are held: @see
   /// memory_block_count. @param threads  copies under way at once.
   /// @throws StorageError naming file, offset and tensor if a read fails.
-  TieredStorage(AnyStorage below, std::vector<std::uint8_t> in_memory, std::size_t threads = 2)
+  TieredStorage(AnyStorage below, const std::vector<std::uint8_t>& in_memory,
+                std::size_t threads = 2)
       : state_{std::make_unique<State>(std::move(below))} {
     expects(in_memory.size() == block_count(), "there is one flag per block");
     take_memory(in_memory);

@@ -9,6 +9,7 @@
 #include <block_streamer/storage/pooled.hpp>
 #include <block_streamer/storage/positional_file.hpp>
 #include <block_streamer/storage/read_contract.hpp>
+#include <block_streamer/storage/read_threads.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -26,7 +27,7 @@ struct UringStorageOptions {
   /// Where the file system refuses direct reads, the page cache is read; describe() says so.
   FileAccess access = FileAccess::direct;
   /// Reads under way at once where there is no ring.
-  std::size_t fallback_threads = 4;
+  std::size_t fallback_threads = default_read_threads();
 };
 
 /// @brief A checkpoint's files, read where they lie by an io_uring, past the page cache. The tier

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/train/block_gradients.hpp>
 #include <block_streamer/train/forward_pass.hpp>
 #include <block_streamer/train/gradient_ledger.hpp>
 
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -16,30 +19,25 @@ namespace block_streamer::inline v1 {
 
 namespace detail {
 
-inline void check_unchanged(const SavedVisit& visit, BlockId block) {
-  if (static_cast<std::uint32_t>(visit.input._version()) == visit.version) return;
+inline void check_unchanged(const SavedInput& input, BlockId block) {
+  if (!input.kept.defined() || static_cast<std::uint32_t>(input.kept._version()) == input.version)
+    return;
   throw ContractViolation{"the input of block " + std::to_string(index_of(block)) +
                           " was changed in place between forward and backward"};
 }
 
-/// What one block's backward gives; undefined where nothing reached.
-struct PulledGradients {
-  at::Tensor input;
-  std::vector<std::uint32_t> masters;  ///< whose weights in this block train
-  std::vector<at::Tensor> trained;     ///< the gradients of those weights
-  std::vector<at::Tensor> adapters;    ///< of the block's adapters, in their order
-};
-
 /// Recomputes one block with grad and pulls `gradient` through it.
+/// @param saved  its input then. @param random  where its random numbers began.
 template <class Run, class RunBlock>
 PulledGradients pull_back(Run& run, BlockId block, const RunBlock& run_block,
-                          const SavedVisit& visit, typename Run::Context& context,
-                          bool input_needed, const at::Tensor& gradient) {
+                          const at::Tensor& saved, const RngState& random,
+                          typename Run::Context& context, bool input_needed,
+                          const at::Tensor& gradient) {
   const c10::AutoGradMode grad_mode{true};
-  at::Tensor input = visit.input.detach().set_requires_grad(input_needed);
+  at::Tensor input = saved.detach().set_requires_grad(input_needed);
   at::Tensor output;
   {
-    const RngScope replay{visit.random};
+    const RngScope replay{random};
     output = run_block(input, context, /*training=*/true);
   }
   const auto trained = run.blocks().trained();
@@ -71,39 +69,98 @@ struct GradientsInFlight {
   ~GradientsInFlight() { run.abandon_gradients(); }
 };
 
+/// What a backward comes down through: visits, and in a visit micro-batches.
+struct BackwardPath {
+  std::span<const SavedVisit> saved;
+  std::vector<at::Tensor> gradients;  ///< per micro-batch: of the output of the block at hand
+  const std::vector<bool>& needed;    ///< per micro-batch: the list's input needs a gradient
+  std::size_t trainable;              ///< the lowest block with a parameter that does
+
+  [[nodiscard]] const SavedVisit& visit(std::size_t block, std::size_t batch) const {
+    return saved[block * gradients.size() + batch];
+  }
+  /// There is a gradient to pull through, and something below or here that asks for it.
+  [[nodiscard]] bool leads_through(std::size_t block, std::size_t batch) const {
+    return gradients[batch].defined() && (block >= trainable || needed[batch]) &&
+           visit(block, batch).input.held();
+  }
+  /// The input that is wanted after this one, as far as can be known; null: none.
+  [[nodiscard]] const SavedInput* after(std::size_t block, std::size_t batch,
+                                        std::size_t lowest) const {
+    while (++batch < gradients.size()) {
+      if (leads_through(block, batch)) return &visit(block, batch).input;
+    }
+    if (block == lowest) return nullptr;
+    for (batch = 0; batch < gradients.size(); ++batch) {
+      if (leads_through(block - 1, batch)) return &visit(block - 1, batch).input;
+    }
+    return nullptr;
+  }
+};
+
+/// One micro-batch of one visit; begins to bring back what is wanted after it.
+template <class Run, class RunBlock>
+PulledGradients pull_visit(Run& run, BlockId block, const RunBlock& run_block,
+                           typename Run::Context& context, const BackwardPath& path,
+                           std::size_t batch, std::size_t lowest) {
+  const std::size_t i = index_of(block);
+  const SavedVisit& visit = path.visit(i, batch);
+  check_unchanged(visit.input, block);
+  const at::Tensor input = run.activations().take(visit.input, run.compute());
+  if (const SavedInput* const next = path.after(i, batch, lowest))
+    run.activations().bring(*next, run.compute());
+  return pull_back(run, block, run_block, input, *visit.random, context,
+                   i > path.trainable || path.needed[batch], path.gradients[batch]);
+}
+
 }  // namespace detail
 
 /// @brief Visits the list in reverse, fetching weights again and recomputing each block, down to
-/// the lowest block with something trainable, or to the first if the input itself needs a gradient.
-/// @param saved     of the forward, one per block. @param gradient  of the last block's output.
-/// @param ledger    receives the gradients of parameters, block by block.
-/// @returns the gradient of the list's input; undefined if it needs none.
-/// **Cost.** One fetch and one recompute per visited block; one block's graph at a time. With
-/// masters that train one host wait at the end.
+/// the lowest block with something trainable, or to the first if an input needs a gradient. In a
+/// visit each micro-batch is recomputed and pulled through in turn, while the saved input of the
+/// next is on its way; the gradients of parameters are summed in that order.
+/// @param saved      of the forward, visit by visit and in a visit by micro-batch.
+/// @param gradients  of the last block's output, one per micro-batch; undefined: not asked for.
+/// @param needed     whether the list's input needs a gradient, one per micro-batch.
+/// @param ledger     receives the gradients of parameters, block by block.
+/// @returns the gradients of the list's inputs; undefined where none is needed.
+/// **Cost.** One fetch per visited block, one recompute per block and micro-batch; one graph of one
+/// block at a time. With masters that train one host wait at the end.
 template <class Run>
-[[nodiscard]] at::Tensor backward_pass(Run& run, std::span<const SavedVisit> saved,
-                                       typename Run::Context& context, at::Tensor gradient,
-                                       bool input_needed, GradientLedger& ledger) {
+[[nodiscard]] std::vector<at::Tensor> backward_pass(Run& run, std::span<const SavedVisit> saved,
+                                                    std::span<typename Run::Context> contexts,
+                                                    std::vector<at::Tensor> gradients,
+                                                    const std::vector<bool>& needed,
+                                                    GradientLedger& ledger) {
   const std::size_t n = run.blocks().size();
-  const std::size_t lowest = input_needed ? 0 : run.blocks().lowest_trainable();
+  detail::BackwardPath path{saved, std::move(gradients), needed, run.blocks().lowest_trainable()};
+  const bool to_input = std::ranges::find(needed, true) != needed.end();
+  const std::size_t lowest = to_input ? 0 : path.trainable;
   const VisitOrder backward = descending(lowest, n), forward = ascending(0, n);
   const MasterRelease release{run, /*backward_follows=*/false};
   const detail::GradientsInFlight<Run> in_flight{run};
+  const ActivationsInFlight<Run> inputs_in_flight{run};
   run.walk(backward, release.due() ? VisitOrder{} : joined(forward, backward),
            [&](BlockId block, auto&& run_block, std::span<const std::byte>) {
-             const std::size_t i = index_of(block);
-             if (!gradient.defined()) return;  // nothing reached this block
-             detail::check_unchanged(saved[i], block);
-             const bool below = i > lowest || input_needed;
-             auto pulled =
-                 detail::pull_back(run, block, run_block, saved[i], context, below, gradient);
-             gradient = std::move(pulled.input);
-             run.end_visit();  // masters are themselves again, and leaves
-             run.take_gradients(ledger, block, pulled.masters, std::move(pulled.trained),
-                                std::move(pulled.adapters));
+             BlockGradients sums;
+             for (std::size_t b = 0; b < contexts.size(); ++b) {
+               if (!path.leads_through(index_of(block), b)) continue;
+               auto pulled =
+                   detail::pull_visit(run, block, run_block, contexts[b], path, b, lowest);
+               run.end_visit();  // masters are themselves again, and leaves
+               path.gradients[b] = std::move(pulled.input);
+               sums.add(std::move(pulled), run.masters());
+             }
+             if (!sums.any()) return;
+             run.take_gradients(ledger, block, sums.masters(), sums.take_trained(),
+                                sums.take_adapters());
            });
+  run.activations().settle(run.compute());
   run.settle_gradients(ledger);
-  return gradient;
+  for (std::size_t b = 0; b < needed.size(); ++b) {
+    if (!needed[b]) path.gradients[b] = at::Tensor{};
+  }
+  return std::move(path.gradients);
 }
 
 }  // namespace block_streamer::inline v1

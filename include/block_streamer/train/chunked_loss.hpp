@@ -88,7 +88,7 @@ class ChunkedLossNode final : public torch::autograd::Node {
   logits.sub_(at::amax(logits, 1, /*keepdim=*/true));  // no exponential overflows
   const at::Tensor picked = logits.gather(1, column);  // (R,1)
   const at::Tensor total = logits.exp_().sum(1, /*keepdim=*/true);
-  const at::Tensor loss = total.log().sub_(picked).sum();
+  at::Tensor loss = total.log().sub_(picked).sum();
   logits.div_(total);
   logits.scatter_(1, column, logits.gather(1, column).sub_(1));
   return loss;
@@ -117,7 +117,7 @@ class ChunkedLoss {
     const std::int64_t count = positions_.size(0);
     for (std::int64_t begin = 0; begin < count; begin += rows_a_chunk_)
       add(begin, std::min(rows_a_chunk_, count - begin));
-    const at::Tensor sum = sum_.to(at::kFloat);
+    at::Tensor sum = sum_.to(at::kFloat);
     if (count == 0 && wants_ && input.requires_grad())
       gradients_.push_back(at::zeros_like(hidden_));
     if (gradients_.empty()) return sum;

@@ -3,22 +3,26 @@
 
 #include <block_streamer/block/mutation_guard.hpp>
 #include <block_streamer/train/rng_replay.hpp>
+#include <block_streamer/train/saved_input.hpp>
 #include <block_streamer/train/streamed_run.hpp>
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 namespace block_streamer::inline v1 {
 
-/// What a backward needs of one visit of the forward.
+/// What a backward needs of one visit of the forward; nothing, where it does not come down to.
 struct SavedVisit {
-  at::Tensor input;           ///< detached: shares memory and version counter with what flowed in
-  std::uint32_t version = 0;  ///< of the input then
-  RngState random;
+  SavedInput input;
+  std::optional<RngState> random;
 };
 
 /// Nobody looks at the outputs of blocks.
@@ -54,34 +58,68 @@ class MasterRelease {
   int exceptions_ = std::uncaught_exceptions();
 };
 
-/// @brief Runs the whole list without grad.
-/// @param saved     if not null, receives what a backward needs of each visit, and dropout is
-/// active.
+/// Leaves no input on its way behind if a pass fails.
+template <class Run>
+struct ActivationsInFlight {
+  Run& run;
+  ~ActivationsInFlight() { run.activations().abandon(); }
+};
+
+/// What passes each block together, one after another in this order.
+template <class Run>
+struct MicroBatches {
+  std::vector<typename Run::Hidden> hidden;     ///< what flows: inputs at first
+  std::span<typename Run::Context> contexts{};  ///< one each
+  /// Where the random numbers of each are, moved on as they draw; empty: all draw from the caller's
+  /// generators, in the order of the visits.
+  std::span<RngState> random{};
+};
+
+namespace detail {
+template <class Run>
+[[nodiscard]] SavedVisit save_visit(Run& run, const at::Tensor& input) {
+  return {run.activations().save(input, run.compute()), RngState::capture(run.device())};
+}
+}  // namespace detail
+
+/// @brief Runs the whole list without grad; each block is fetched once for all micro-batches.
+/// @param saved     if not null, receives what a backward needs, visit by visit and in a visit by
+/// micro-batch, and dropout is active.
 /// @param observer  called with each block and its output.
+/// @returns what left the last block, for each micro-batch.
 template <class Run, class Observer = NoObserver>
-[[nodiscard]] typename Run::Hidden forward_pass(Run& run, typename Run::Hidden hidden,
-                                                typename Run::Context& context,
-                                                std::vector<SavedVisit>* saved, bool training,
-                                                Observer&& observer = {}) {
+[[nodiscard]] std::vector<typename Run::Hidden> forward_pass(Run& run, MicroBatches<Run> batches,
+                                                             std::vector<SavedVisit>* saved,
+                                                             bool training,
+                                                             Observer&& observer = {}) {
   const c10::NoGradGuard no_grad;
   const std::size_t n = run.blocks().size();
-  const VisitOrder forward = ascending(0, n);
+  auto& hidden = batches.hidden;
+  const auto needed = [](const at::Tensor& input) { return input.requires_grad(); };
+  const std::size_t trainable = run.blocks().lowest_trainable();
   // The backward will end where nothing below trains (see backward_pass).
-  const std::size_t lowest = hidden.requires_grad() ? 0 : run.blocks().lowest_trainable();
+  const std::size_t lowest = std::ranges::any_of(hidden, needed) ? 0 : trainable;
+  std::vector<bool> to_input(hidden.size());
+  std::transform(hidden.begin(), hidden.end(), to_input.begin(), needed);
+  const VisitOrder forward = ascending(0, n);
   const VisitOrder backward = saved != nullptr ? descending(lowest, n) : forward;
   const MasterRelease release{run, /*backward_follows=*/saved != nullptr};
+  const ActivationsInFlight<Run> in_flight{run};
   run.refetch_masters();
   run.walk(forward, release.due() ? VisitOrder{} : joined(backward, forward),
            [&](BlockId block, auto&& run_block, std::span<const std::byte> slot) {
-             if (saved != nullptr) {
-               at::Tensor input = hidden.detach();
-               const auto version = static_cast<std::uint32_t>(input._version());
-               saved->push_back({std::move(input), version, RngState::capture(run.device())});
+             for (std::size_t b = 0; b < hidden.size(); ++b) {
+               const RngTurn turn{batches.random.empty() ? nullptr : &batches.random[b]};
+               if (saved != nullptr) {
+                 const bool wanted = index_of(block) >= trainable || to_input[b];
+                 saved->push_back(wanted ? detail::save_visit(run, hidden[b]) : SavedVisit{});
+               }
+               hidden[b] = detached_from(slot, run_block(hidden[b], batches.contexts[b], training));
+               observer(block, hidden[b]);
              }
-             hidden = detached_from(slot, run_block(hidden, context, training));
-             observer(block, hidden);
            });
-  return hidden;
+  if (saved != nullptr) run.activations().settle(run.compute());
+  return std::move(hidden);
 }
 
 }  // namespace block_streamer::inline v1

@@ -107,24 +107,25 @@ class GradientLedger {
         updated[i] = std::move(gradient);
         any = true;
       } else if (known.routes[i] == GradientRoute::accumulate && of_master) {
-        accumulate(known.parameters[i], std::move(gradient), memory);
+        accumulate(known.parameters[i], gradient, memory);
       } else {  // of adapters, which are on the device, the engine makes the .grad
-        results_[index_of(block)][i] = kept(std::move(gradient), memory);
+        results_[index_of(block)][i] = kept(gradient, memory);
       }
     }
     if (!any) return;
     std::vector<at::Tensor> parameters{known.parameters.begin(), known.parameters.end()};
     updates_->update(block, parameters, updated);
   }
-  [[nodiscard]] static at::Tensor kept(at::Tensor gradient, GradientMemory memory) {
+  [[nodiscard]] static at::Tensor kept(const at::Tensor& gradient, GradientMemory memory) {
     return memory == GradientMemory::lent ? at::clone(gradient) : gradient;
   }
-  static void accumulate(const at::Tensor& parameter, at::Tensor gradient, GradientMemory memory) {
+  static void accumulate(const at::Tensor& parameter, const at::Tensor& gradient,
+                         GradientMemory memory) {
     at::Tensor& grad = parameter.mutable_grad();
     if (grad.defined()) {
       grad.add_(gradient);
     } else {
-      grad = kept(std::move(gradient), memory);
+      grad = kept(gradient, memory);
     }
   }
 

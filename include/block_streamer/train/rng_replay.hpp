@@ -5,7 +5,9 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 namespace block_streamer::inline v1 {
@@ -31,6 +33,16 @@ class RngState {
     if (device_state_.defined()) write(device_, device_state_);
   }
 
+  /// @brief The states after both generators were seeded; the callers' own are left as they are.
+  [[nodiscard]] static RngState seeded(const at::Device& device, std::uint64_t seed);
+
+  /// @brief What the device's generator was seeded with last.
+  [[nodiscard]] static std::uint64_t seed_of(const at::Device& device) {
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock{generator.mutex()};
+    return generator.current_seed();
+  }
+
   [[nodiscard]] const at::Device& device() const noexcept { return device_; }
 
  private:
@@ -40,6 +52,11 @@ class RngState {
     at::Generator generator = at::globalContext().defaultGenerator(device);
     const std::lock_guard lock{generator.mutex()};
     return generator.get_state();
+  }
+  static void seed(const at::Device& device, std::uint64_t value) {
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock{generator.mutex()};
+    generator.set_current_seed(value);
   }
   static void write(const at::Device& device, const at::Tensor& state) {
     at::Generator generator = at::globalContext().defaultGenerator(device);
@@ -70,6 +87,39 @@ class RngScope {
 
  private:
   RngState callers_;
+};
+
+inline RngState RngState::seeded(const at::Device& device, std::uint64_t value) {
+  const RngScope callers{capture(device)};
+  seed(at::Device{at::kCPU}, value);
+  if (device.type() != at::kCPU) seed(device, value);
+  return capture(device);
+}
+
+/// @brief Inside the scope random numbers come from a stream that goes on where its last scope
+/// ended; the caller's stream goes on after it as if nothing had been drawn.
+class RngTurn {
+ public:
+  /// @param own  of the stream, moved on at the end of the scope; null: the caller's is drawn from.
+  explicit RngTurn(RngState* own) : own_{own} {
+    if (own_ == nullptr) return;
+    callers_.emplace(RngState::capture(own_->device()));
+    own_->apply();
+  }
+  RngTurn(const RngTurn&) = delete;
+  RngTurn& operator=(const RngTurn&) = delete;
+  ~RngTurn() {
+    if (own_ == nullptr) return;
+    try {
+      *own_ = RngState::capture(own_->device());
+      callers_->apply();
+    } catch (...) {  // only a lost device refuses a state that it gave itself
+    }
+  }
+
+ private:
+  RngState* own_;
+  std::optional<RngState> callers_;
 };
 
 }  // namespace block_streamer::inline v1

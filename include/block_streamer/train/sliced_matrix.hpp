@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -58,7 +59,7 @@ class ResidentMatrix final : public SlicedMatrix {
     for (const RowRange& rows : slices_) use(rows, at(rows));
   }
   void visit_backward(const Use& use) override {
-    for (auto rows = slices_.rbegin(); rows != slices_.rend(); ++rows) use(*rows, at(*rows));
+    for (std::size_t i = slices_.size(); i-- > 0;) use(slices_[i], at(slices_[i]));
   }
   [[nodiscard]] const std::vector<RowRange>& slices() const noexcept override { return slices_; }
 

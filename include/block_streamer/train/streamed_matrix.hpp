@@ -84,6 +84,7 @@ class StreamedMatrix final : public SlicedMatrix {
                                                          std::uint64_t column_count,
                                                          const std::vector<RowRange>& slices) {
     std::vector<SliceBlock> blocks;
+    blocks.reserve(slices.size());
     for (const RowRange& rows : slices) {
       blocks.emplace_back(slice_name(name, rows), rows, column_count);
     }

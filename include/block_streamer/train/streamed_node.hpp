@@ -11,8 +11,11 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,16 +23,18 @@
 namespace block_streamer::inline v1 {
 
 /// @brief One streamed training forward as one node of the autograd graph. Inputs: the list's
-/// input, then every parameter of every block. Owns what its backward needs, the run included.
+/// input for each micro-batch, then every parameter of every block; one output for each
+/// micro-batch. Owns what its backward needs, the run included.
 template <class Run>
 class StreamedNode final : public torch::autograd::Node {
  public:
   using Context = typename Run::Context;
 
-  StreamedNode(std::shared_ptr<Run> run, const Context& context, torch::autograd::edge_list edges)
+  StreamedNode(std::shared_ptr<Run> run, std::span<const Context> contexts,
+               torch::autograd::edge_list edges)
       : Node{std::move(edges)},
         run_{std::move(run)},
-        context_{context},
+        contexts_(contexts.begin(), contexts.end()),
         generation_{run_->generation()} {
     for (std::size_t i = 0; i < run_->blocks().size(); ++i) {
       for (const at::Tensor& parameter : run_->blocks().adapter_parameters(i))
@@ -41,7 +46,7 @@ class StreamedNode final : public torch::autograd::Node {
   }
 
   std::vector<SavedVisit> saved;
-  bool input_needed = false;
+  std::vector<bool> inputs_needed;  ///< per micro-batch
 
   [[nodiscard]] std::string name() const override { return "StreamedBackward"; }
   void release_variables() override {
@@ -52,8 +57,8 @@ class StreamedNode final : public torch::autograd::Node {
     check_usable();
     const typename Run::Walk walk{*run_};
     GradientLedger ledger = make_ledger();
-    torch::autograd::variable_list all{
-        backward_pass(*run_, saved, context_, outputs.at(0), input_needed, ledger)};
+    torch::autograd::variable_list all =
+        backward_pass(*run_, saved, contexts_, std::move(outputs), inputs_needed, ledger);
     for (auto& of_block : ledger.results()) {
       for (at::Tensor& gradient : of_block) all.push_back(std::move(gradient));
     }
@@ -91,7 +96,7 @@ class StreamedNode final : public torch::autograd::Node {
     StepUpdates* const updates = run_->updates();
     const bool in_step = updates != nullptr && updates->open();
     std::vector<GradientLedger::Block> blocks;
-    std::uint32_t edge = 1;  // 0 is the input's
+    auto edge = static_cast<std::uint32_t>(contexts_.size());  // after the inputs'
     for (std::size_t i = 0; i < run_->blocks().size(); ++i) {
       blocks.push_back({run_->blocks().parameters(i), run_->blocks().owned_masters(i), {}});
       for (std::size_t p = 0; p < blocks.back().parameters.size(); ++p)
@@ -102,7 +107,7 @@ class StreamedNode final : public torch::autograd::Node {
   }
 
   std::shared_ptr<Run> run_;
-  Context context_;
+  std::vector<Context> contexts_;  ///< per micro-batch
   std::uint64_t generation_;
   std::vector<std::int64_t> versions_;         ///< of adapters' parameters
   std::vector<std::int64_t> master_versions_;  ///< of all masters: a recompute uses them all
@@ -124,16 +129,15 @@ class EvaluationNode final : public torch::autograd::Node {
 namespace detail {
 
 template <class Run>
-[[nodiscard]] torch::autograd::edge_list edges_to(const Run& run, const at::Tensor& input) {
-  std::vector<at::Tensor> inputs{input};
+[[nodiscard]] torch::autograd::edge_list edges_to(const Run& run, std::vector<at::Tensor> inputs) {
   for (std::size_t i = 0; i < run.blocks().size(); ++i) {
     for (const at::Tensor& parameter : run.blocks().parameters(i)) inputs.push_back(parameter);
   }
   return torch::autograd::collect_next_edges(inputs);
 }
 
-/// The output as the result of `node`. A forward whose output is its input (nothing computed) gets
-/// a fresh tensor.
+/// The output as the next result of `node`. A forward whose output is its input (nothing computed),
+/// or already a result, gets a fresh tensor.
 [[nodiscard]] inline at::Tensor with_history(at::Tensor output, const at::Tensor& input,
                                              const std::shared_ptr<torch::autograd::Node>& node) {
   if (output.unsafeGetTensorImpl() == input.unsafeGetTensorImpl() || output.requires_grad() ||
@@ -142,39 +146,52 @@ template <class Run>
   torch::autograd::set_history(output, node);
   return output;
 }
+[[nodiscard]] inline std::vector<at::Tensor> with_history(
+    std::vector<at::Tensor> outputs, const std::vector<at::Tensor>& inputs,
+    const std::shared_ptr<torch::autograd::Node>& node) {
+  for (std::size_t b = 0; b < outputs.size(); ++b)
+    outputs[b] = with_history(std::move(outputs[b]), inputs[b], node);
+  return outputs;
+}
+
+template <class Run>
+[[nodiscard]] bool needs_graph(const Run& run, const std::vector<at::Tensor>& inputs) {
+  const auto needs = [](const at::Tensor& input) { return input.requires_grad(); };
+  return c10::GradMode::is_enabled() && (std::ranges::any_of(inputs, needs) ||
+                                         run.blocks().lowest_trainable() < run.blocks().size());
+}
 
 }  // namespace detail
 
-/// @brief One forward of the list, recorded in the caller's graph if grad mode is on and something
-/// needs a gradient.
+/// @brief One forward of the list over all micro-batches, recorded in the caller's graph as one
+/// node if grad mode is on and something needs a gradient.
 /// @param training  evaluation forwards record a node that explains itself.
 template <class Run>
-[[nodiscard]] typename Run::Hidden streamed_forward(const std::shared_ptr<Run>& run,
-                                                    const typename Run::Hidden& input,
-                                                    typename Run::Context& context, bool training) {
-  run->check_input(input);
+[[nodiscard]] std::vector<typename Run::Hidden> streamed_forward(const std::shared_ptr<Run>& run,
+                                                                 MicroBatches<Run> batches,
+                                                                 bool training) {
+  for (const at::Tensor& input : batches.hidden) run->check_input(input);
   const typename Run::Walk walk{*run};
-  const bool needed =
-      c10::GradMode::is_enabled() &&
-      (input.requires_grad() || run->blocks().lowest_trainable() < run->blocks().size());
+  const bool needed = detail::needs_graph(*run, batches.hidden);
   if (needed && training && at::autocast::is_autocast_enabled(run->device().type())) {
     throw UnsupportedError{
         "a training forward under autocast is not supported yet: its recompute would not cast "
         "alike"};
   }
-  if (!needed) return forward_pass(*run, input, context, nullptr, training);
-  auto edges = detail::edges_to(*run, input);
+  if (!needed) return forward_pass(*run, std::move(batches), nullptr, training);
+  const std::vector<at::Tensor> inputs = batches.hidden;
+  auto edges = detail::edges_to(*run, inputs);
   if (!training) {
-    at::Tensor output = forward_pass(*run, input, context, nullptr, /*training=*/false);
+    auto outputs = forward_pass(*run, std::move(batches), nullptr, /*training=*/false);
     const std::shared_ptr<torch::autograd::Node> node{new EvaluationNode{std::move(edges)},
                                                       torch::autograd::deleteNode};
-    return detail::with_history(std::move(output), input, node);
+    return detail::with_history(std::move(outputs), inputs, node);
   }
   const std::shared_ptr<StreamedNode<Run>> node{
-      new StreamedNode<Run>{run, context, std::move(edges)}, torch::autograd::deleteNode};
-  node->input_needed = input.requires_grad();
-  at::Tensor output = forward_pass(*run, input, context, &node->saved, /*training=*/true);
-  return detail::with_history(std::move(output), input, node);
+      new StreamedNode<Run>{run, batches.contexts, std::move(edges)}, torch::autograd::deleteNode};
+  for (const at::Tensor& input : inputs) node->inputs_needed.push_back(input.requires_grad());
+  auto outputs = forward_pass(*run, std::move(batches), &node->saved, /*training=*/true);
+  return detail::with_history(std::move(outputs), inputs, node);
 }
 
 }  // namespace block_streamer::inline v1

@@ -10,6 +10,7 @@
 #include <block_streamer/core/expects.hpp>
 #include <block_streamer/pipeline/pass.hpp>
 #include <block_streamer/plan/visit_order.hpp>
+#include <block_streamer/train/activation_store.hpp>
 #include <block_streamer/train/gradient_exit.hpp>
 #include <block_streamer/train/master_watch.hpp>
 
@@ -70,7 +71,8 @@ class StreamedRun {
         masters_{std::move(masters)},
         watch_{masters_, updates != nullptr},
         updates_{std::move(updates)},
-        exit_{backend_, masters_, StreamBridge<Backend>::computes_on_host} {
+        exit_{backend_, masters_, StreamBridge<Backend>::computes_on_host},
+        activations_{backend_, options_.activations, StreamBridge<Backend>::computes_on_host} {
     expects(storage.block_count() == blocks_.size(),
             "the storage has as many blocks as the list (" + std::to_string(storage.block_count()) +
                 " stored, " + std::to_string(blocks_.size()) + " listed)");
@@ -157,6 +159,11 @@ class StreamedRun {
   }
   [[nodiscard]] StepUpdates* updates() const noexcept { return updates_.get(); }
 
+  // ---- inputs of blocks between a forward and its backward
+  [[nodiscard]] ActivationStore<Backend>& activations() noexcept { return activations_; }
+  /// @brief The stream that the visits of the running or last walk compute on.
+  [[nodiscard]] typename Backend::Stream& compute() noexcept { return *compute_; }
+
   /// @brief Computes in another type from now on. @pre no walk; graphs made before are refused
   /// afterwards.
   void change_dtype(std::optional<DType> dtype) {
@@ -236,6 +243,7 @@ class StreamedRun {
   MasterWatch watch_;
   std::shared_ptr<StepUpdates> updates_;
   GradientExit<Backend> exit_;
+  ActivationStore<Backend> activations_;
   std::unique_ptr<Pipeline> pipeline_;
   typename Backend::Stream* compute_ = nullptr;          ///< of the running pass
   const detail::TypeChange<Backend>* change_ = nullptr;  ///< owned by the pipeline
