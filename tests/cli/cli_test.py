@@ -116,7 +116,8 @@ class Basics(CliTest):
         finetune = ["finetune", "--model", self.model, "--data", "a.txt", "--output", self.folder / "never"]
         generate = ["generate", "--model", self.model, "--prompt", "a"]
         for base, option, value, says in [
-            (finetune, "--schedule", "square", "square not in {constant,linear,cosine}"),
+            (finetune, "--schedule", "square", "square not in {constant,cosine,linear}"),
+            (finetune, "--micro-batches", "apart", "apart not in {sequential,together}"),
             (finetune, "--steps", "0", "'0' is no whole number from 1 to 2147483648"),
             (finetune, "--steps", "1.5", "'1.5' is no whole number"),
             (finetune, "--batch", "0x10", "'0x10' is no whole number"),
