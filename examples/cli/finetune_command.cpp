@@ -12,6 +12,7 @@
 #include <block_streamer/os/folder_lock.hpp>
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <system_error>
@@ -159,6 +160,20 @@ std::string check_dropout(const std::string& text) {
   return number && value >= 0 && value < 1 ? std::string{} : "'" + text + "' is not in [0, 1)";
 }
 
+/// An option whose value is one of these names: the message for another lists them all.
+template <class Value>
+CLI::Option* add_choice(CLI::App& app, const std::string& name, Value& to,
+                        const std::map<std::string, Value>& choices,
+                        const std::string& description) {
+  std::vector<std::string> names;
+  for (const auto& [choice, value] : choices) names.push_back(choice);
+  return app
+      .add_option_function<std::string>(
+          name, [&to, choices](const std::string& given) { to = choices.at(given); }, description)
+      ->check(CLI::IsMember(names))
+      ->type_name("CHOICE");
+}
+
 /// "device", "ram" or "file:DIR".
 std::string read_activations(const std::string& text, block_streamer::ActivationOptions& to) {
   using block_streamer::ActivationPlace;
@@ -188,14 +203,12 @@ void add_memory_options(CLI::App& app, Command& command) {
       ->type_name("device|ram|file:DIR")
       ->group(group);
   using block_streamer::MicroBatchOrder;
-  const std::map<std::string, MicroBatchOrder> orders{{"together", MicroBatchOrder::together},
-                                                      {"sequential", MicroBatchOrder::sequential}};
-  app.add_option("--micro-batches", command.options.micro_batches,
-                 "how the passes of a step (--grad-accum) go through the blocks: together, each "
-                 "block read once for all (default), or sequential, which holds the inputs of one "
-                 "pass at a time")
-      ->transform(CLI::CheckedTransformer(orders).description(""))
-      ->type_name("together|sequential")
+  add_choice<MicroBatchOrder>(
+      app, "--micro-batches", command.options.micro_batches,
+      {{"together", MicroBatchOrder::together}, {"sequential", MicroBatchOrder::sequential}},
+      "how the passes of a step (--grad-accum) go through the blocks: together, each "
+      "block read once for all (default), or sequential, which holds the inputs of one "
+      "pass at a time")
       ->group(group);
 }
 
@@ -229,16 +242,13 @@ void add_training_options(CLI::App& app, FinetuneOptions& options) {
       ->check(check_positive)
       ->group(group)
       ->capture_default_str();
-  app.add_option_function<std::string>(
-         "--schedule",
-         [&options](const std::string& name) {
-           options.schedule = name == "linear"   ? block_streamer::ScheduleShape::linear
-                              : name == "cosine" ? block_streamer::ScheduleShape::cosine
-                                                 : block_streamer::ScheduleShape::constant;
-         },
-         "of the learning rate after the warm-up: constant (default), or to 0 at the end")
-      ->check(CLI::IsMember({"constant", "linear", "cosine"}))
-      ->type_name("SHAPE")
+  using block_streamer::ScheduleShape;
+  add_choice<ScheduleShape>(
+      app, "--schedule", options.schedule,
+      {{"constant", ScheduleShape::constant},
+       {"linear", ScheduleShape::linear},
+       {"cosine", ScheduleShape::cosine}},
+      "of the learning rate after the warm-up: constant (default), or to 0 at the end")
       ->group(group);
   app.add_option("--warmup-steps", options.warmup_steps, "in which the learning rate rises from 0")
       ->transform(whole_number(0, std::uint64_t{1} << 31))

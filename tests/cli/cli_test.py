@@ -116,7 +116,8 @@ class Basics(CliTest):
         finetune = ["finetune", "--model", self.model, "--data", "a.txt", "--output", self.folder / "never"]
         generate = ["generate", "--model", self.model, "--prompt", "a"]
         for base, option, value, says in [
-            (finetune, "--schedule", "square", "square not in {constant,linear,cosine}"),
+            (finetune, "--schedule", "square", "square not in {constant,cosine,linear}"),
+            (finetune, "--micro-batches", "apart", "apart not in {sequential,together}"),
             (finetune, "--steps", "0", "'0' is no whole number from 1 to 2147483648"),
             (finetune, "--steps", "1.5", "'1.5' is no whole number"),
             (finetune, "--batch", "0x10", "'0x10' is no whole number"),
@@ -623,7 +624,9 @@ class Finetune(CliTest):
         for file in (rows, held_out):
             file.write_text(json.dumps({"text": "a" * 60}) + "\n" + json.dumps({"text": "ab"}) + "\n")
         for file in (rows, held_out):
-            err = self.train(self.adapter, "--data", rows, "--eval-data", file, "--steps", 1, "--rank", 4, "--overwrite")[1]
+            base = [rows if argument == self.data else argument for argument in self.base]
+            code, _, err = run(*base, "--eval-data", file, "--output", self.adapter, "--steps", 1, "--rank", 4, "--overwrite")
+            self.assertEqual(code, 0, err)
             for name in {rows.name, file.name}:
                 self.assertEqual(err.count(f"{name}: 1 row longer than --seq-len, cut off there"), 1, err)
 
@@ -649,7 +652,7 @@ class Finetune(CliTest):
         self.refused(*self.base, "--steps", 1, "--output", theirs, "--overwrite", code=1, says="name another --output")
 
     def test_a_run_that_diverges_says_what_can_be_done(self):
-        err = self.refused_words(*self.base, "--lr", "1e30", "--steps", 3, "--rank", 4, "--output", self.adapter)
+        err = self.refused_words(*self.base[:-1], "1e30", "--steps", 3, "--rank", 4, "--output", self.adapter)
         self.assertRegex(err, r"step 2: the loss is not finite; .*; nothing is saved\. .*--overwrite.*--skip-non-finite")
 
     def test_a_finished_run_has_its_statistics(self):
