@@ -208,6 +208,7 @@ set(BLOCK_STREAMER_IO_HEADERS
   storage/positional_file_windows.hpp
   storage/ram_storage.hpp
   storage/read_contract.hpp
+  storage/read_place.hpp
   storage/read_threads.hpp
   storage/storage_tier.hpp
   storage/tiered_storage.hpp

@@ -164,13 +164,17 @@ class TiersBenchmark {
            std::chrono::duration<double>(Clock::now() - begin).count();
   }
 
+  [[nodiscard]] std::size_t chunk_of(const std::string& tier) const {
+    if (options_.chunk_kib != 0) return options_.chunk_kib * 1024;
+    return tier == "io_uring" ? bs::UringStorage::chunk_byte_count
+                              : bs::PipelineOptions{}.chunk_byte_count;
+  }
+
   /// Every chunk of every block into staging memory, as many at once as it holds.
   class Reading {
    public:
-    Reading(const TiersOptions& options, bs::AnyStorage& storage)
-        : chunk_{options.chunk_kib * 1024},
-          storage_{storage},
-          memory_{std::max<std::size_t>(options.staging_mib << 20, chunk_) / chunk_ * chunk_} {
+    Reading(std::size_t staging, std::size_t chunk, bs::AnyStorage& storage)
+        : chunk_{chunk}, storage_{storage}, memory_{std::max(staging, chunk) / chunk * chunk} {
       std::ranges::fill(memory_.bytes(), std::byte{1});
       for (std::size_t i = memory_.size() / chunk_; i-- > 0;) free_.push_back(i);
       places_ = free_.size();
@@ -222,7 +226,7 @@ class TiersBenchmark {
     std::vector<Run> runs;
     std::vector<double> limits;
     {
-      Reading reading{options_, *tier.storage};
+      Reading reading{options_.staging_mib << 20, chunk_of(name), *tier.storage};
       for (std::size_t round = 0; round < options_.rounds; ++round) {
         limits.push_back(limit(false));
         runs.push_back(measure([&](Run& run) { reading.all(run); }));
@@ -235,7 +239,7 @@ class TiersBenchmark {
     Tier tier = make(name);
     bs::PipelineOptions options;
     options.prefetch_ahead = static_cast<std::uint32_t>(options_.prefetch_ahead);
-    options.chunk_byte_count = options_.chunk_kib * 1024;
+    options.chunk_byte_count = chunk_of(name);
     options.staging_byte_count = options_.staging_mib << 20;
     options.prefetch_next_pass = false;  // each pass begins cold
     auto compute = backend_.make_stream();

@@ -20,7 +20,7 @@ struct TiersOptions {
         folder{arguments.text("--folder", "storage-tiers-checkpoint")},
         warm{arguments.flag("--warm")},
         rounds{std::max<std::size_t>(arguments.number("--rounds", 5), 1)},
-        chunk_kib{arguments.number("--chunk-kib", 4096)},
+        chunk_kib{arguments.number("--chunk-kib", 0)},
         staging_mib{arguments.number("--staging-mib", 64)},
         prefetch_ahead{arguments.number("--prefetch-ahead", 1)},
         depth{arguments.number("--depth", 16)},
@@ -30,13 +30,13 @@ struct TiersOptions {
         probe_threads{std::max<std::size_t>(arguments.number("--probe-threads", 8), 1)},
         probe_kib{arguments.number("--probe-kib", 8192)} {}
 
-  std::string device;  ///< cuda, or cpu: slots apart from storage, copied by a thread
-  std::string shape;   ///< see model_of()
-  std::size_t layers;  ///< 0: as the shape has
-  std::string folder;  ///< where the checkpoint is, or will be written
-  bool warm;           ///< out of the page cache instead of from the drive
-  std::size_t rounds;  ///< probe and tier alternate so often
-  std::size_t chunk_kib;
+  std::string device;     ///< cuda, or cpu: slots apart from storage, copied by a thread
+  std::string shape;      ///< see model_of()
+  std::size_t layers;     ///< 0: as the shape has
+  std::string folder;     ///< where the checkpoint is, or will be written
+  bool warm;              ///< out of the page cache instead of from the drive
+  std::size_t rounds;     ///< probe and tier alternate so often
+  std::size_t chunk_kib;  ///< 0: as the tier is best with
   std::size_t staging_mib;
   std::size_t prefetch_ahead;
   std::size_t depth;        ///< of the ring

@@ -2,10 +2,14 @@
 #include "common_options.hpp"
 
 #include "byte_size.hpp"
+#include "usage_error.hpp"
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
+#include <cmath>
 #include <limits>
+#include <system_error>
 
 namespace block_streamer_cli {
 namespace {
@@ -42,9 +46,38 @@ CLI::Validator size_in_bytes() {
   return CLI::Validator{replace_size, ""};
 }
 
-std::string check_whole_number(const std::string& text) {
-  const bool digits = !text.empty() && std::all_of(text.begin(), text.end(), is_digit);
-  return digits ? std::string{} : "'" + text + "' is no whole number from 0 up";
+CLI::Validator file_size_in_bytes() {
+  return CLI::Validator{[](std::string& text) {
+                          const std::string given = text;
+                          std::string what = replace_size(text);
+                          if (what.empty() && text == "0") {
+                            what = "'" + given + "': a file takes at least 1 byte";
+                          }
+                          return what;
+                        },
+                        ""};
+}
+
+CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
+  return CLI::Validator{
+      [least, most](std::string& text) {
+        std::uint64_t value = 0;
+        const auto read = std::from_chars(text.data(), text.data() + text.size(), value);
+        const bool whole = !text.empty() && std::all_of(text.begin(), text.end(), is_digit);
+        if (whole && read.ec == std::errc{} && value >= least && value <= most) {
+          text = std::to_string(value);
+          return std::string{};
+        }
+        return "'" + text + "' is no whole number from " + std::to_string(least) + " to " +
+               std::to_string(most);
+      },
+      ""};
+}
+
+std::string check_number(const std::string& text) {
+  double value = 0;
+  const bool number = CLI::detail::lexical_cast(text, value) && std::isfinite(value);
+  return number ? std::string{} : "'" + text + "' is no number";
 }
 
 std::string check_positive(const std::string& text) {
@@ -78,7 +111,7 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
       ->capture_default_str();
   app.add_option("--prefetch-ahead", options.prefetch_ahead,
                  "blocks on their way while one computes; one more is resident")
-      ->check(CLI::Range(0U, 1000000U))
+      ->transform(whole_number(0, 1'000'000))
       ->type_name("N")
       ->group(group)
       ->capture_default_str();
@@ -120,6 +153,12 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
   app.add_option("--stats", options.stats, "write what streaming cost, as JSON")
       ->type_name("FILE.json")
       ->group(group);
+}
+
+void expect_consistent(const CommonOptions& options) {
+  if (options.ram_budget && options.storage != "tiered" && options.storage != "auto") {
+    throw UsageError{"--ram-budget is for --storage tiered or auto, not for " + options.storage};
+  }
 }
 
 }  // namespace block_streamer_cli

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -30,12 +31,20 @@ struct CommonOptions {
 
 /// @brief For transform(): an option that takes a size such as 512MiB.
 [[nodiscard]] CLI::Validator size_in_bytes();
-/// @brief For check(): digits alone. A minus sign would wrap around.
-[[nodiscard]] std::string check_whole_number(const std::string& text);
+/// @brief The same, but 0 is refused: of files.
+[[nodiscard]] CLI::Validator file_size_in_bytes();
+/// @brief For transform(): digits alone, with the bounds in the message. A minus sign would wrap
+/// around, and zeros in front mean nothing.
+[[nodiscard]] CLI::Validator whole_number(
+    std::uint64_t least = 0, std::uint64_t most = std::numeric_limits<std::uint64_t>::max());
+/// @brief For check(): a number that is no NaN and no infinity.
+[[nodiscard]] std::string check_number(const std::string& text);
 /// @brief A number above 0 that fp32 holds: no NaN, no infinity.
 [[nodiscard]] std::string check_positive(const std::string& text);
 
 void add_model_option(CLI::App& app, std::filesystem::path& model);
 void add_common_options(CLI::App& app, CommonOptions& options);
+/// @throws UsageError for options that cannot be meant together.
+void expect_consistent(const CommonOptions& options);
 
 }  // namespace block_streamer_cli

@@ -106,7 +106,7 @@ void add_convert_command(CLI::App& program, Action& action) {
       ->capture_default_str();
   app->add_option("--shard-size", command->shard_byte_count,
                   "largest file, unless one block is larger, e.g. 2GiB (default: 4GiB)")
-      ->transform(size_in_bytes())
+      ->transform(file_size_in_bytes())
       ->type_name("BYTES");
   app->add_flag("--overwrite", command->overwrite, "replace an earlier conversion in that folder");
   app->footer(

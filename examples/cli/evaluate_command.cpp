@@ -19,6 +19,8 @@ struct Command {
 };
 
 int run(const Command& command) {
+  expect_consistent(command.common);
+  require_rows("--data", command.options.data);
   require_readable(command.options.data);
   require_writable(command.common);
   const ModelText text{command.common.model};
@@ -55,7 +57,7 @@ void add_evaluate_command(CLI::App& program, Action& action) {
   app->add_option("--adapter", options.adapter, "a LoRA adapter in PEFT's format")
       ->type_name("DIR");
   app->add_option("--seq-len", options.seq_len, "tokens a window; its first one is not scored")
-      ->check(CLI::Range(std::uint64_t{2}, std::uint64_t{1} << 31))
+      ->transform(whole_number(2, std::uint64_t{1} << 31))
       ->type_name("T")
       ->capture_default_str();
   app->footer(

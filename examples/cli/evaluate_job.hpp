@@ -15,11 +15,11 @@
 
 namespace block_streamer_cli {
 
-/// @brief Reads a file of rows for this model, its last short window kept.
+/// @brief Reads a file of rows for this model. @param tell  says what was cut off or left out.
 [[nodiscard]] inline block_streamer::TextDataset open_rows(
     const std::filesystem::path& path, const block_streamer::Tokenizer& tokenizer,
     const block_streamer::ChatTemplate* chat_template, std::uint64_t seq_len,
-    const block_streamer::ModelConfig& config, bool keep_short_window) {
+    const block_streamer::ModelConfig& config, bool keep_short_window, bool tell = true) {
   if (seq_len > config.max_position) {
     throw block_streamer::Error{"--seq-len " + std::to_string(seq_len) +
                                 " is longer than the model's " +
@@ -30,6 +30,7 @@ namespace block_streamer_cli {
   options.eos = config.eos_ids.empty() ? -1 : static_cast<std::int32_t>(config.eos_ids.front());
   options.keep_short_window = keep_short_window;
   auto data = block_streamer::TextDataset::open(path, tokenizer, chat_template, options);
+  if (!tell) return data;
   if (data.truncated_rows() > 0) {
     say(path.string() + ": " + counted(data.truncated_rows(), "row") +
         " longer than --seq-len, cut off there");

@@ -4,7 +4,9 @@
 #include "model_files.hpp"
 #include "model_runner.hpp"
 #include "run_report.hpp"
+#include "usage_error.hpp"
 
+#include <block_streamer/checkpoint/name_pattern.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/finetune/run_folder.hpp>
 #include <block_streamer/os/folder_lock.hpp>
@@ -51,9 +53,10 @@ class OutputClaim {
   block_streamer::FolderLock lock_;
 };
 
-/// Before anything changes: --output names a folder, and not the adapter that the run begins with,
-/// which would be replaced so that the run could not be taken up again.
-void expect_output_folder(const FinetuneOptions& options) {
+/// Before anything changes: --output names a folder, and neither the model's nor that of the
+/// adapter that the run begins with, which would be replaced so that the run could not be taken up
+/// again.
+void expect_output_folder(const std::filesystem::path& model, const FinetuneOptions& options) {
   namespace fs = std::filesystem;
   std::error_code error;
   const std::string name = options.output.string();
@@ -65,30 +68,68 @@ void expect_output_folder(const FinetuneOptions& options) {
                                 ": a run needs the adapter that it began with to be resumed; name "
                                 "another --output"};
   }
+  if (fs::equivalent(require_model_folder(model), options.output, error)) {
+    throw block_streamer::Error{"--model and --output are one folder, " + name +
+                                ": an adapter has a folder of its own; name another --output"};
+  }
 }
 
 /// Before anything is trained: the folder holds nothing that is not to be replaced.
 void expect_free_or_resumable(const FinetuneOptions& options) {
   const std::string name = options.output.string();
   const block_streamer::RunFolder folder{options.output};
-  if (!options.overwrite && !folder.is_free()) {
-    if (!options.resume) {
-      throw block_streamer::Error{
-          name + " is not empty; --resume goes on with a run in it, --overwrite begins a new one"};
-    }
-    if (!folder.holds_run()) {
-      throw block_streamer::Error{name + " holds files, but no run to resume (" +
-                                  folder.state().string() +
-                                  " is missing); --overwrite begins a new one"};
-    }
+  if (!folder.is_replaceable()) {
+    throw block_streamer::Error{name +
+                                " holds files that are neither a run nor an adapter, which are all "
+                                "that --overwrite replaces; name another --output"};
   }
+  if (options.overwrite || folder.is_free()) return;
+  if (!options.resume) {
+    throw block_streamer::Error{name + " is not empty; --overwrite begins a new run" +
+                                (folder.holds_run() ? ", --resume goes on with the one in it"
+                                                    : " in place of its adapter")};
+  }
+  if (!folder.holds_run()) {
+    throw block_streamer::Error{name + " holds an adapter, but no run to resume (" +
+                                folder.state().string() +
+                                " is missing); --overwrite begins a new one"};
+  }
+}
+
+void expect_pattern(const std::string& option, const std::string& pattern,
+                    block_streamer::NamePattern::Extent extent) {
+  try {
+    const block_streamer::NamePattern compiles{pattern, option, extent};
+  } catch (const block_streamer::Error& error) {
+    throw UsageError{error.what()};
+  }
+}
+
+/// What is wrong whatever model and data hold.
+void expect_consistent(const FinetuneOptions& options) {
+  require_rows("--data", options.data);
+  require_rows("--eval-data", options.eval_data);
+  using Extent = block_streamer::NamePattern::Extent;
+  const AdapterOptions& form = options.adapter_options;
+  if (form.target_pattern) expect_pattern("--target-regex", *form.target_pattern, Extent::whole);
+  for (const auto& [name, rank] : form.rank_pattern) {
+    expect_pattern("--rank-pattern", name, Extent::end);
+  }
+  for (const auto& [name, alpha] : form.alpha_pattern) {
+    expect_pattern("--alpha-pattern", name, Extent::end);
+  }
+  if (!options.steps) return;
+  const std::string fault = warmup_fault(options, *options.steps);
+  if (!fault.empty()) throw UsageError{fault};
 }
 
 int run(const Command& command) {
   const FinetuneOptions& options = command.options;
+  expect_consistent(command.common);
+  expect_consistent(options);
   require_readable(options.data);
   require_readable(options.eval_data);
-  expect_output_folder(options);
+  expect_output_folder(command.common.model, options);
   const OutputClaim claim{options.output};
   expect_free_or_resumable(options);
   require_writable(command.common);
@@ -117,6 +158,20 @@ std::string check_dropout(const std::string& text) {
   double value = 0;
   const bool number = CLI::detail::lexical_cast(text, value);
   return number && value >= 0 && value < 1 ? std::string{} : "'" + text + "' is not in [0, 1)";
+}
+
+/// An option whose value is one of these names: the message for another lists them all.
+template <class Value>
+CLI::Option* add_choice(CLI::App& app, const std::string& name, Value& to,
+                        const std::map<std::string, Value>& choices,
+                        const std::string& description) {
+  std::vector<std::string> names;
+  for (const auto& [choice, value] : choices) names.push_back(choice);
+  return app
+      .add_option_function<std::string>(
+          name, [&to, choices](const std::string& given) { to = choices.at(given); }, description)
+      ->check(CLI::IsMember(names))
+      ->type_name("CHOICE");
 }
 
 /// "device", "ram" or "file:DIR".
@@ -148,40 +203,38 @@ void add_memory_options(CLI::App& app, Command& command) {
       ->type_name("device|ram|file:DIR")
       ->group(group);
   using block_streamer::MicroBatchOrder;
-  const std::map<std::string, MicroBatchOrder> orders{{"together", MicroBatchOrder::together},
-                                                      {"sequential", MicroBatchOrder::sequential}};
-  app.add_option("--micro-batches", command.options.micro_batches,
-                 "how the passes of a step (--grad-accum) go through the blocks: together, each "
-                 "block read once for all (default), or sequential, which holds the inputs of one "
-                 "pass at a time")
-      ->transform(CLI::CheckedTransformer(orders).description(""))
-      ->type_name("together|sequential")
+  add_choice<MicroBatchOrder>(
+      app, "--micro-batches", command.options.micro_batches,
+      {{"together", MicroBatchOrder::together}, {"sequential", MicroBatchOrder::sequential}},
+      "how the passes of a step (--grad-accum) go through the blocks: together, each "
+      "block read once for all (default), or sequential, which holds the inputs of one "
+      "pass at a time")
       ->group(group);
 }
 
 void add_training_options(CLI::App& app, FinetuneOptions& options) {
   const std::string group = "Training";
-  const auto count = CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 31);
+  const auto count = whole_number(1, std::uint64_t{1} << 31);
   auto* steps = app.add_option("--steps", options.steps, "optimizer steps");
   app.add_option("--epochs", options.epochs, "walks over the data instead (default: 1)")
-      ->check(count)
+      ->transform(count)
       ->excludes(steps)
       ->type_name("N")
       ->group(group);
-  steps->check(count)->type_name("N")->group(group);
+  steps->transform(count)->type_name("N")->group(group);
   app.add_option("--batch", options.batch, "rows that share a pass")
-      ->check(count)
+      ->transform(count)
       ->type_name("B")
       ->group(group)
       ->capture_default_str();
   app.add_option("--grad-accum", options.grad_accum, "passes a step")
-      ->check(count)
+      ->transform(count)
       ->type_name("K")
       ->group(group)
       ->capture_default_str();
   app.add_option("--seq-len", options.seq_len, "longest row, in tokens")
       ->type_name("T")
-      ->check(CLI::Range(std::uint64_t{2}, std::uint64_t{1} << 31))
+      ->transform(whole_number(2, std::uint64_t{1} << 31))
       ->group(group)
       ->capture_default_str();
   app.add_option("--lr", options.learning_rate, "learning rate")
@@ -189,17 +242,16 @@ void add_training_options(CLI::App& app, FinetuneOptions& options) {
       ->check(check_positive)
       ->group(group)
       ->capture_default_str();
-  const std::map<std::string, block_streamer::ScheduleShape> shapes{
-      {"constant", block_streamer::ScheduleShape::constant},
-      {"linear", block_streamer::ScheduleShape::linear},
-      {"cosine", block_streamer::ScheduleShape::cosine}};
-  app.add_option("--schedule", options.schedule,
-                 "of the learning rate after the warm-up: constant (default), or to 0 at the end")
-      ->transform(CLI::CheckedTransformer(shapes).description(""))
-      ->type_name("constant|linear|cosine")
+  using block_streamer::ScheduleShape;
+  add_choice<ScheduleShape>(
+      app, "--schedule", options.schedule,
+      {{"constant", ScheduleShape::constant},
+       {"linear", ScheduleShape::linear},
+       {"cosine", ScheduleShape::cosine}},
+      "of the learning rate after the warm-up: constant (default), or to 0 at the end")
       ->group(group);
   app.add_option("--warmup-steps", options.warmup_steps, "in which the learning rate rises from 0")
-      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 31))
+      ->transform(whole_number(0, std::uint64_t{1} << 31))
       ->type_name("N")
       ->group(group)
       ->capture_default_str();
@@ -215,7 +267,7 @@ void add_training_options(CLI::App& app, FinetuneOptions& options) {
                "go on after a step whose loss or gradient is not finite, which changes nothing")
       ->group(group);
   app.add_option("--seed", options.seed, "of the adapter's start, the order of rows and dropout")
-      ->check(check_whole_number)
+      ->transform(whole_number())
       ->type_name("S")
       ->group(group)
       ->capture_default_str();
@@ -257,7 +309,7 @@ void add_adapter_options(CLI::App& app, FinetuneOptions& options) {
   const std::string group = "Adapter";
   AdapterOptions& form = options.adapter_options;
   app.add_option("--rank", form.rank, "(default: 16)")
-      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{65536}))
+      ->transform(whole_number(1, 65536))
       ->type_name("R")
       ->group(group);
   app.add_option("--alpha", form.alpha, "the adapter counts alpha / rank (default: 32)")
@@ -313,7 +365,7 @@ void add_finetune_command(CLI::App& program, Action& action) {
       ->excludes(overwrite);
   app->add_option("--save-every", options.save_every,
                   "save after every N steps (default: every 10 minutes), and at the end")
-      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 31))
+      ->transform(whole_number(1, std::uint64_t{1} << 31))
       ->type_name("N");
   app->add_option("--eval-data", options.eval_data, "print the loss on this before and after")
       ->type_name("FILE");

@@ -21,8 +21,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
+#include <iostream>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -44,10 +48,9 @@ class FinetuneRun {
         rows_a_step_{
             std::min<std::size_t>(job.options.batch * job.options.grad_accum, data_.rows().size())},
         steps_{job.options.steps.value_or(job.options.epochs.value_or(1) * steps_an_epoch())} {
-    if (job.options.warmup_steps >= steps_ && job.options.warmup_steps > 0) {
-      throw block_streamer::Error{"--warmup-steps " + std::to_string(job.options.warmup_steps) +
-                                  ": the run has only " + counted(steps_, "step")};
-    }
+    const std::string fault = warmup_fault(job.options, steps_);
+    if (!fault.empty()) throw block_streamer::Error{fault};
+    if (!job.options.eval_data.empty()) held_out_ = open_held_out();
   }
 
   [[nodiscard]] FinetuneReport run() {
@@ -67,7 +70,7 @@ class FinetuneRun {
         counted(rows_a_step_, "row"));
     if (job_.options.resume) say_where_it_resumes();
     if (position_.step == 0) evaluate("before");
-    if (!interrupted()) train(loop, saving);
+    if (!interrupted()) train_or_tell(loop, saving);
     report_.interrupted = interrupted();
     finish(loop, saving);
     return report_;
@@ -107,15 +110,22 @@ class FinetuneRun {
         " %)");
   }
 
+  /// Before anything is trained, so that a fault in it ends the run while nothing is lost.
+  [[nodiscard]] block_streamer::TextDataset open_held_out() const {
+    std::error_code ignored;
+    const bool told =
+        std::filesystem::equivalent(job_.options.eval_data, job_.options.data, ignored);
+    return open_rows(job_.options.eval_data, job_.tokenizer, job_.chat_template,
+                     job_.options.seq_len, loaded_.model().config(), /*keep_short_window=*/true,
+                     !told);
+  }
+  /// A result, so to standard output: whoever waits for it sees it now.
   void evaluate(const std::string& when) {
-    if (job_.options.eval_data.empty()) return;
-    const auto data =
-        open_rows(job_.options.eval_data, job_.tokenizer, job_.chat_template, job_.options.seq_len,
-                  loaded_.model().config(), /*keep_short_window=*/true);
-    const auto evaluation = evaluate_with_progress(loaded_, data, "held-out row");
+    if (!held_out_) return;
+    const auto evaluation = evaluate_with_progress(loaded_, *held_out_, "held-out row");
     if (interrupted()) return;  // a mean over some of the rows is not what was asked for
-    say("held-out loss " + when + ": " + readable_number(evaluation.mean_loss, 4) +
-        " nats per token over " + counted(evaluation.scored, "token"));
+    std::cout << "held-out loss " << when << ": " << readable_number(evaluation.mean_loss, 6)
+              << " nats per token over " << counted(evaluation.scored, "token") << std::endl;
   }
 
   [[nodiscard]] block_streamer::TrainingOptions training_options() const {
@@ -144,6 +154,19 @@ class FinetuneRun {
     return report_;
   }
 
+  /// What can be done after a run that diverged is known here alone.
+  void train_or_tell(Loop& loop, RunSaving& saving) {
+    try {
+      train(loop, saving);
+    } catch (const block_streamer::NotFiniteError& error) {
+      throw block_streamer::Error{error.what() + std::string{"; "} + saving.what_stays() +
+                                  ". A lower --lr or --max-grad-norm may help, in a new run" +
+                                  (saving.holds_this_run()
+                                       ? " with --overwrite; --resume goes on only with "
+                                         "--skip-non-finite, which leaves such steps out"
+                                       : "")};
+    }
+  }
   void train(Loop& loop, RunSaving& saving) {
     const block_streamer::Schedule schedule{job_.options.schedule, job_.options.learning_rate,
                                             job_.options.warmup_steps, steps_};
@@ -195,15 +218,14 @@ class FinetuneRun {
 
   void finish(Loop& loop, RunSaving& saving) {
     if (report_.steps == 0) {
-      say("no step was finished: " +
-          (position_.step == 0
-               ? "nothing is saved"
-               : "what was saved after step " + std::to_string(position_.step) + " stays"));
+      say("no step was finished: " + saving.what_stays());
       return;
     }
     if (position_.skipped == position_.step) {
-      throw block_streamer::Error{"all " + counted(position_.step, "step") +
-                                  " were skipped: nothing was trained"};
+      throw block_streamer::Error{
+          "all " + counted(position_.step, "step") +
+          " were skipped: nothing was trained; a new run in this folder needs "
+          "--overwrite"};
     }
     say("step " + std::to_string(position_.step) + ", " + detail());
     if (position_.skipped > 0) say(counted(position_.skipped, "step") + " skipped");
@@ -227,6 +249,7 @@ class FinetuneRun {
   LoadedModel<Backend>& loaded_;
   const FinetuneJob& job_;
   block_streamer::TextDataset data_;
+  std::optional<block_streamer::TextDataset> held_out_;
   block_streamer::RowOrder order_;
   std::size_t rows_a_step_;
   std::uint64_t steps_;

@@ -46,12 +46,23 @@ struct Command {
   bs::GenerationOptions generation;
 };
 
-/// The ids that end a text: of generation_config.json, else of config.json.
-std::vector<std::int32_t> end_ids(const CommonOptions& options) {
+bs::ModelConfig config_of(const CommonOptions& options) {
   std::vector<std::string> ignored;  // the runner says them
-  const bs::ModelConfig config =
-      bs::read_model_config(require_model_folder(options.model), ignored);
-  return {config.eos_ids.begin(), config.eos_ids.end()};
+  return bs::read_model_config(require_model_folder(options.model), ignored);
+}
+
+/// By its name; what it holds is read later.
+void expect_prompt_file(const Command& command) {
+  const std::filesystem::path file = command.prompt_file;
+  const bool rows = file.extension() == ".jsonl";
+  if (command.batch == 0 && rows) {
+    throw UsageError{"--prompt-file " + command.prompt_file +
+                     ": rows of a .jsonl file need --batch N and --output FILE.jsonl"};
+  }
+  if (command.batch != 0 && !rows && file.extension() != ".txt") {
+    throw UsageError{"--prompt-file " + command.prompt_file +
+                     ": prompts of a batch are read from a .txt or a .jsonl file"};
+  }
 }
 
 std::vector<std::int32_t> encode(const Command& command, const ModelText& text,
@@ -90,7 +101,7 @@ void say_summary(const Totals& totals, const bs::Statistics& statistics,
   const double seconds = std::max(totals.run.seconds, 1e-9);
   const double fetched = static_cast<double>(statistics.bytes_needed) / 1e9;
   std::string text = finish + ": " + std::to_string(totals.run.prompt_tokens) + " prompt and " +
-                     std::to_string(totals.run.tokens) + " new tokens in " +
+                     counted(totals.run.tokens, "new token") + " in " +
                      readable_number(totals.run.seconds, 2) + " s, ";
   if (totals.decoded != 0) {
     text +=
@@ -156,7 +167,7 @@ class TextLine {
 
 int run_single(const Command& command, const ModelText& text) {
   const Prompt prompt =
-      command.prompt ? Prompt{*command.prompt, {}, {}} : read_single_prompt(command.prompt_file);
+      command.prompt ? Prompt{*command.prompt, {}, {}, 0} : read_single_prompt(command.prompt_file);
   bs::expect_utf8(prompt.text, command.prompt ? "--prompt" : command.prompt_file);
   GenerateJob job{text.tokenizer(), {encode(command, text, prompt)}, command.generation, {}};
   const std::unique_ptr<ModelRunner> runner = open_runner(command.common);
@@ -193,10 +204,33 @@ void append_rows(std::string& lines, const std::vector<Prompt>& prompts, std::si
   }
 }
 
-int run_batch(const Command& command, const ModelText& text) {
-  const std::vector<Prompt> prompts = read_prompts(command.prompt_file);
+/// The prompts' ids, each of a size that the model takes: before anything large is read.
+/// @throws Error naming the line of the first that cannot be one.
+std::vector<std::vector<std::int32_t>> encode_all(const Command& command, const ModelText& text,
+                                                  const std::vector<Prompt>& prompts,
+                                                  std::uint64_t positions) {
   std::vector<std::vector<std::int32_t>> ids;
-  for (const Prompt& prompt : prompts) ids.push_back(encode(command, text, prompt));
+  for (const Prompt& prompt : prompts) {
+    const auto refuse = [&](const std::string& what) {
+      throw bs::Error{command.prompt_file + ", line " + std::to_string(prompt.line) + ": " + what};
+    };
+    try {
+      ids.push_back(encode(command, text, prompt));
+    } catch (const bs::Error& error) {
+      refuse(error.what());
+    }
+    if (ids.back().empty()) refuse("the prompt has no token to continue from");
+    if (ids.back().size() <= positions) continue;
+    refuse("the prompt has " + std::to_string(ids.back().size()) +
+           " tokens, the model's positions are " + std::to_string(positions) +
+           " (max_position_embeddings)");
+  }
+  return ids;
+}
+
+int run_batch(const Command& command, const ModelText& text, std::uint64_t positions) {
+  const std::vector<Prompt> prompts = read_prompts(command.prompt_file);
+  const auto ids = encode_all(command, text, prompts, positions);
   const std::unique_ptr<ModelRunner> runner = open_runner(command.common);
   if (!command.adapter.empty()) runner->load_adapter(command.adapter);
   catch_interrupts();
@@ -232,6 +266,8 @@ int run(Command command) {
   if (command.batch != 0 && (command.output.empty() || command.prompt_file.empty())) {
     throw UsageError{"--batch needs --prompt-file with prompts and --output for their texts"};
   }
+  if (!command.prompt) expect_prompt_file(command);
+  expect_consistent(command.common);
   for (const std::string& stop : command.generation.stop_texts) {
     if (stop.empty()) throw UsageError{"--stop: the text is empty"};
   }
@@ -248,27 +284,31 @@ int run(Command command) {
                     {"--stats", command.common.stats},
                     {"--trace", command.common.trace}});
   const ModelText text{command.common.model};
-  command.generation.eos_ids = end_ids(command.common);
-  return command.batch == 0 ? run_single(command, text) : run_batch(command, text);
+  const bs::ModelConfig config = config_of(command.common);
+  command.generation.eos_ids.assign(config.eos_ids.begin(), config.eos_ids.end());
+  return command.batch == 0 ? run_single(command, text)
+                            : run_batch(command, text, config.max_position);
 }
 
 void add_sampling_options(CLI::App& app, bs::GenerationOptions& options) {
   const std::string group = "Sampling";
   app.add_option("--temperature", options.sampling.temperature, "0: the likeliest token")
+      ->check(check_number)
       ->type_name("T")
       ->group(group)
       ->capture_default_str();
   app.add_option("--top-p", options.sampling.top_p, "only the likeliest that make up this share")
+      ->check(check_number)
       ->type_name("P")
       ->group(group)
       ->capture_default_str();
   app.add_option("--top-k", options.sampling.top_k, "only so many likeliest; 0: all")
-      ->check(check_whole_number)
+      ->transform(whole_number())
       ->type_name("K")
       ->group(group)
       ->capture_default_str();
   app.add_option("--seed", options.sampling.seed, "the same seed draws the same text")
-      ->check(check_whole_number)
+      ->transform(whole_number())
       ->type_name("S")
       ->group(group)
       ->capture_default_str();
@@ -293,7 +333,7 @@ void add_generate_command(CLI::App& program, Action& action) {
       ->type_name("TEXT")
       ->needs(chat);
   app->add_option("--max-new-tokens", command->generation.max_new_tokens, "at most so many")
-      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 31))
+      ->transform(whole_number(1, std::uint64_t{1} << 31))
       ->type_name("N")
       ->capture_default_str();
   app->add_option("--stop", command->generation.stop_texts, "end before this text; may be repeated")
@@ -302,7 +342,7 @@ void add_generate_command(CLI::App& program, Action& action) {
   app->add_option("--adapter", command->adapter, "a LoRA adapter in PEFT's format")
       ->type_name("DIR");
   app->add_option("--batch", command->batch, "so many prompts of --prompt-file share every pass")
-      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{65536}))
+      ->transform(whole_number(1, 65536))
       ->type_name("N");
   app->add_option("--output", command->output, "where the texts of a batch go")
       ->type_name("FILE.jsonl")

@@ -2,6 +2,8 @@
 // What the commands ask of a ModelRunner, in plain types.
 #pragma once
 
+#include "console.hpp"
+
 #include <block_streamer/finetune/micro_batch_order.hpp>
 #include <block_streamer/generate/generation.hpp>
 #include <block_streamer/optim/schedule.hpp>
@@ -62,6 +64,13 @@ struct FinetuneOptions {
   bool resume = false;
   bool skip_non_finite = false;
 };
+
+/// @brief What is wrong with the warm-up of a run of so many steps; empty: nothing.
+[[nodiscard]] inline std::string warmup_fault(const FinetuneOptions& options, std::uint64_t steps) {
+  if (options.warmup_steps == 0 || options.warmup_steps < steps) return {};
+  return "--warmup-steps " + std::to_string(options.warmup_steps) + ": the run has only " +
+         counted(steps, "step");
+}
 
 struct FinetuneJob {
   const block_streamer::Tokenizer& tokenizer;

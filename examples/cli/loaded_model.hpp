@@ -5,6 +5,7 @@
 #include "common_options.hpp"
 #include "compute_type.hpp"
 #include "console.hpp"
+#include "fitting_adapter.hpp"
 #include "resident_choice.hpp"
 #include "storage_choice.hpp"
 #include "verified_reads.hpp"
@@ -12,7 +13,6 @@
 #include "vocabulary_report.hpp"
 
 #include <block_streamer/architecture/model_summary.hpp>
-#include <block_streamer/lora/peft_loading.hpp>
 #include <block_streamer/models/decoder_model.hpp>
 #include <block_streamer/models/stream_head.hpp>
 #include <block_streamer/optim/external_optimizer.hpp>
@@ -75,7 +75,8 @@ class LoadedModel {
     adapter_ = std::move(adapter);
   }
   void load_adapter(const std::filesystem::path& folder) {
-    attach(block_streamer::load_adapter(folder, lora_blocks(), model_.device()));
+    attach(
+        load_fitting_adapter(folder, model_.checkpoint().folder(), lora_blocks(), model_.device()));
   }
   /// @brief The adapter woven in; nullopt: none.
   [[nodiscard]] const std::optional<block_streamer::LoraAdapter>& adapter() const noexcept {
@@ -112,9 +113,10 @@ class LoadedModel {
                 .embedding_resident = plan.resident.embedding,
                 .head_resident = plan.resident.head}},
         streamer_{model_.blocks(), open_storage(plan, options, model_), backend,
-                  streamer_options(options, plan.type, trace)} {
+                  streamer_options(options, plan, trace)} {
     if (!model_.head_is_resident()) stream_head(plan, options, std::move(backend));
     say_what_is_in_memory(plan.storage, streamer_.shape(), streamer_.block_count());
+    say_what_stays_on_the_device(options.device_budget, streamer_.shape(), streamer_.block_count());
     for (const std::string& warning : plan.checkpoint.warnings()) say("warning: " + warning);
     for (const std::string& warning : model_.warnings()) say("warning: " + warning);
   }
@@ -145,13 +147,15 @@ class LoadedModel {
   }
 
   static block_streamer::StreamerOptions streamer_options(const CommonOptions& options,
-                                                          block_streamer::DType type,
+                                                          const Plan& plan,
                                                           block_streamer::TraceSinkRef trace) {
     block_streamer::StreamerOptions result;
     result.prefetch_ahead = options.prefetch_ahead;
     result.device_budget = options.device_budget;
     result.trace = trace;
-    result.dtype = type;
+    result.dtype = plan.type;
+    if (plan.storage.tier == "io_uring" || plan.storage.tier == "tiered")
+      result.chunk_byte_count = block_streamer::UringStorage::chunk_byte_count;
     result.activations = options.activations;
     return result;
   }

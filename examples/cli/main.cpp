@@ -2,6 +2,7 @@
 // block-streamer: runs, finetunes and examines models whose blocks stay in storage.
 #include "command.hpp"
 #include "console.hpp"
+#include "parse_fault.hpp"
 #include "process_setup.hpp"
 #include "usage_error.hpp"
 
@@ -48,7 +49,7 @@ int run(int argc, char** argv) {
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
       return program.exit(error);  // --help, --version
     }
-    cli::say_error(std::string{error.what()} + " (--help lists the options)");
+    cli::say_error(cli::parse_fault(program, error) + " (--help lists the options)");
     return wrong_usage;
   }
   return action();

@@ -58,8 +58,7 @@ void add_merge_command(CLI::App& program, Action& action) {
       ->type_name("DIR");
   app->add_option("--shard-size", job->shard_byte_count,
                   "largest file of weights, unless one tensor is larger (default: 5GB)")
-      ->transform(size_in_bytes())
-      ->check(CLI::PositiveNumber)
+      ->transform(file_size_in_bytes())
       ->type_name("BYTES");
   app->footer(
       "Example:\n  block-streamer merge --model models/SmolLM2-135M-Instruct --adapter "

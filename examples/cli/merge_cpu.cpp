@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "fitting_adapter.hpp"
 #include "merge_job.hpp"
 #include "translated.hpp"
 
@@ -6,7 +7,6 @@
 #include <block_streamer/checkpoint/checkpoint.hpp>
 #include <block_streamer/checkpoint/model_config.hpp>
 #include <block_streamer/lora/merge.hpp>
-#include <block_streamer/lora/peft_loading.hpp>
 #include <block_streamer/models/decoder_block.hpp>
 
 #include <string>
@@ -27,7 +27,8 @@ MergeSummary run_merge(const MergeJob& job) {
       blocks.push_back(
           {layout.blocks[i].prefix, bs::models::DecoderBlock{config, i}.weight_specs()});
     }
-    const bs::LoraAdapter adapter = bs::load_adapter(job.adapter, blocks, at::kCPU);
+    const bs::LoraAdapter adapter =
+        load_fitting_adapter(job.adapter, checkpoint.folder(), blocks, at::kCPU);
     const bs::MergeReport done =
         bs::merge_adapter(checkpoint, adapter, job.output,
                           {.shard_byte_count = job.shard_byte_count, .progress = job.progress});

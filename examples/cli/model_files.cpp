@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model_files.hpp"
 
+#include <block_streamer/checkpoint/shard_folder.hpp>
 #include <block_streamer/core/error.hpp>
 
 #include <system_error>
@@ -14,7 +15,10 @@ std::filesystem::path require_model_folder(const std::filesystem::path& model) {
   if (!std::filesystem::exists(model, error)) {
     throw bs::Error{"--model " + model.string() + ": there is no such folder"};
   }
-  return std::filesystem::is_directory(model, error) ? model : model.parent_path();
+  const bool is_folder = std::filesystem::is_directory(model, error);
+  const std::filesystem::path folder = is_folder ? model : model.parent_path();
+  bs::expect_conversion_ended(folder);
+  return folder;
 }
 
 ModelText::ModelText(const std::filesystem::path& model)

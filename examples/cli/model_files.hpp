@@ -10,7 +10,8 @@
 
 namespace block_streamer_cli {
 
-/// @throws Error in words if there is no such folder or .safetensors file.
+/// @throws Error in words if there is no such folder or .safetensors file, or a conversion into the
+/// folder has not ended.
 /// @returns the folder with the model's other files.
 std::filesystem::path require_model_folder(const std::filesystem::path& model);
 

@@ -23,6 +23,7 @@ Prompt parse_row(std::string_view line, const std::string& place) {
   Prompt prompt;
   prompt.row = nlohmann::ordered_json::parse(line);
   if (object.find("messages") == nullptr) {
+    if (object.find("prompt") == nullptr) object.fail(R"(has neither "prompt" nor "messages")");
     prompt.text = object.string("prompt");
     return prompt;
   }
@@ -52,9 +53,6 @@ Prompt read_single_prompt(const std::string& file) {
 std::vector<Prompt> read_prompts(const std::string& file) {
   const std::filesystem::path path = file;
   const bool rows = path.extension() == ".jsonl";
-  if (!rows && path.extension() != ".txt") {
-    throw bs::UnsupportedError{file + ": prompts of a batch are a .txt or a .jsonl file"};
-  }
   std::string text = bs::read_text_file(path);
   bs::expect_utf8(text, file);
   constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
@@ -71,8 +69,9 @@ std::vector<Prompt> read_prompts(const std::string& file) {
     if (rows) {
       prompts.push_back(parse_row(line, file + ", line " + std::to_string(number)));
     } else {
-      prompts.push_back({std::string{line}, {}, {{"prompt", line}}});
+      prompts.push_back({std::string{line}, {}, {{"prompt", line}}, 0});
     }
+    prompts.back().line = number;
   }
   if (prompts.empty())
     throw bs::FormatError{

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@ struct Prompt {
   std::string text;
   std::vector<block_streamer::ChatMessage> messages;  ///< instead of a text
   nlohmann::ordered_json row;                         ///< what its line of an output begins with
+  std::size_t line = 0;                               ///< of its file, from 1
 };
 
 /// @brief The whole file, or standard input for "-", as one prompt, without its last newline.

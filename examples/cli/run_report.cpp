@@ -39,7 +39,7 @@ namespace {
   }
   out["seconds"] = totals.seconds;
   out["tokens"] = totals.tokens;
-  if (totals.steps != 0) out["steps"] = totals.steps;
+  if (totals.steps) out["steps"] = *totals.steps;
   if (totals.prompts != 0) out["prompts"] = totals.prompts;
   if (totals.prompt_tokens != 0) out["prompt_tokens"] = totals.prompt_tokens;
   out["tokens_per_s"] = per_second(totals.tokens, totals.seconds);
@@ -69,6 +69,12 @@ void require_writable(const std::filesystem::path& file) {
 void require_readable(const std::filesystem::path& file) {
   if (file.empty() || ::access(file.c_str(), R_OK) == 0) return;
   throw bs::StorageError{file.string(), "cannot be read", {errno, std::generic_category()}};
+}
+
+void require_rows(const std::string& option, const std::filesystem::path& file) {
+  const std::filesystem::path kind = file.extension();
+  if (file.empty() || kind == ".txt" || kind == ".jsonl") return;
+  throw UsageError{option + " " + file.string() + ": rows are read from a .txt or a .jsonl file"};
 }
 
 void require_writable(const CommonOptions& options) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,9 +15,9 @@ namespace block_streamer_cli {
 /// How much work took how long.
 struct RunTotals {
   double seconds = 0;
-  std::uint64_t tokens = 0;         ///< that went through the model, or came out of it
-  std::uint64_t steps = 0;          ///< of training
-  std::uint64_t prompt_tokens = 0;  ///< of generation
+  std::uint64_t tokens = 0;              ///< that went through the model, or came out of it
+  std::optional<std::uint64_t> steps{};  ///< of training; 0 if the run was finished before
+  std::uint64_t prompt_tokens = 0;       ///< of generation
   std::uint64_t prompts = 0;
   std::uint64_t bytes_needed = 0;  ///< in these seconds, as Statistics counts
   std::uint64_t bytes_read = 0;
@@ -26,6 +27,8 @@ struct RunTotals {
 void require_writable(const std::filesystem::path& file);
 /// @throws StorageError now rather than after the model was loaded, if the file cannot be read.
 void require_readable(const std::filesystem::path& file);
+/// @throws UsageError naming the option if the file, by its name, holds no rows; empty names none.
+void require_rows(const std::string& option, const std::filesystem::path& file);
 /// @throws UsageError naming the options if two of these files, each with its option, are one;
 /// empty names are none.
 void require_distinct(const std::vector<std::pair<std::string, std::filesystem::path>>& files);

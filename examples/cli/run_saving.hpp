@@ -86,6 +86,16 @@ class RunSaving {
                                    std::string_view{block_streamer::loss_plot(metrics_->losses())});
     schedule_.saved(Clock::now());
   }
+  /// @brief True once the folder is this run's, and not one that it was to replace.
+  [[nodiscard]] bool holds_this_run() const noexcept { return metrics_.has_value(); }
+  /// @brief What lies in the folder if the run ends now, without another save.
+  [[nodiscard]] std::string what_stays() const {
+    if (replaces_ && !metrics_) {
+      return "what was in " + folder_.path().string() + " before is still there, whole";
+    }
+    if (saved_step_ == 0) return "nothing is saved";
+    return "what was saved after step " + std::to_string(saved_step_) + " stays";
+  }
   /// @brief Of a finished run: writes what a kill between state and adapter left undone.
   /// @returns true if something was missing.
   bool complete() {
@@ -119,8 +129,10 @@ class RunSaving {
   void expect_finite(std::uint64_t step) const {
     for (const auto& [name, tensor] : adapter_.named_parameters()) {
       if (at::isfinite(tensor).all().item<bool>()) continue;
-      throw block_streamer::Error{"after step " + std::to_string(step) + " " + name +
-                                  " is not finite: it is not saved; try a lower --lr"};
+      throw block_streamer::Error{
+          "after step " + std::to_string(step) + " " + name +
+          " is not finite: it is not saved; try a lower --lr, in a new run with "
+          "--overwrite"};
     }
   }
 

@@ -35,15 +35,12 @@ struct StorageChoice {
 /// @brief Resolves auto, and says which and why.
 /// @param ram_budget  what tiered may fill, if the caller said so. @param type  what the weights
 /// become; they are kept so in memory, but for tiered, which keeps them as stored.
-/// @throws Error for a budget with a tier that has no use for it.
+/// @throws Error if it is to be tiered and how much may be filled is not known.
 [[nodiscard]] inline StorageChoice choose_storage(const std::string& wanted,
                                                   std::optional<std::uint64_t> ram_budget,
                                                   const block_streamer::ModelSummary& summary,
                                                   block_streamer::DType type) {
   const bool tiered = wanted == "tiered" || (wanted == "auto" && ram_budget);
-  if (ram_budget && !tiered) {
-    throw block_streamer::Error{"--ram-budget is for --storage tiered or auto, not for " + wanted};
-  }
   if (ram_budget) {
     const auto available = block_streamer::available_memory();
     if (available && *ram_budget > *available && summary.streamed.byte_count > *available) {
@@ -168,13 +165,32 @@ inline void say_what_is_in_memory(const StorageChoice& choice,
                                   const block_streamer::TransferShape& shape,
                                   std::size_t block_count) {
   if (choice.tier != "tiered") return;
-  say("storage: " + std::to_string(shape.memory_block_count) + " of " +
-      std::to_string(block_count) + " blocks stay in memory, the others are streamed from files");
+  const std::uint32_t kept = shape.memory_block_count;
+  say("storage: tiered, " + (kept == block_count
+                                 ? "all " + counted(block_count, "block") + " stay in memory"
+                                 : std::to_string(kept) + " of " + counted(block_count, "block") +
+                                       (kept == 1 ? " stays" : " stay") +
+                                       " in memory, the others are streamed from files"));
   const std::uint32_t refused = shape.memory_block_count - shape.locked_block_count;
   if (refused > 0) {
     say("storage: " + std::to_string(refused) +
         " of those in memory could not be page-locked: they are copied through staging");
   }
+}
+
+/// @brief Says what became of --device-budget, which may be larger than all blocks.
+/// @param budget  in bytes; 0: none asked for.
+inline void say_what_stays_on_the_device(std::uint64_t budget,
+                                         const block_streamer::TransferShape& shape,
+                                         std::size_t block_count) {
+  if (budget == 0) return;
+  std::uint64_t bytes = 0;
+  for (const std::uint64_t slot : shape.slot_byte_counts) bytes += slot;
+  say("device: slots for " +
+      (shape.slot_count == block_count
+           ? "all " + counted(block_count, "block")
+           : std::to_string(shape.slot_count) + " of " + counted(block_count, "block")) +
+      ", " + readable_bytes(bytes) + " with --device-budget " + readable_bytes(budget));
 }
 
 }  // namespace block_streamer_cli

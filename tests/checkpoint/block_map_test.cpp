@@ -169,6 +169,11 @@ TEST_CASE("locate names file, offset and tensor of any image byte") {
                         ", tensor " + tensor.spec.name + " (block 1)");
     }
   }
+  const bs::BlockImage& rounded = map.blocks()[1].image;
+  REQUIRE(rounded.segments.front().image_offset > 0);
+  CHECK_THAT(map.locate(bs::block_at(1), 0),
+             Catch::Matchers::Contains(", before tensor model.layers.1.") &&
+                 Catch::Matchers::Contains("(block 1)"));
   CHECK(map.locate(bs::block_at(1), 1 << 30) == "block 1, image offset 1073741824");
   CHECK(map.locate(bs::block_at(99), 0).find("does not exist") != std::string::npos);
 }

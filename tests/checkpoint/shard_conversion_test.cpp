@@ -3,16 +3,13 @@
 
 #include <block_streamer/checkpoint/block_image_check.hpp>
 
+#include <support/packed_model.hpp>
 #include <support/safetensors_files.hpp>
 
 #include <array>
 #include <cstdlib>
 #include <map>
 #include <set>
-
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <support/catch.hpp>
 
@@ -21,67 +18,15 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::vector<bs::BlockTensors> decoder_blocks(const support::TinyModel& model) {
-  std::vector<bs::BlockTensors> blocks;
-  for (std::uint64_t layer = 0; layer < model.layers; ++layer) {
-    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
-    blocks.push_back({prefix, {}});
-    for (const auto& tensor : support::layer_tensors(model, layer)) {
-      blocks.back().names.push_back(tensor.name.substr(prefix.size()));
-    }
-  }
-  return blocks;
-}
+using support::fill_slot;
+using Fixture = support::Conversion;
+const std::vector<std::string> resident = support::resident_tensors();
 
-const std::vector<std::string> resident{"model.embed_tokens.weight", "model.norm.weight"};
-
-/// What a tier would put into the slot of a block; padding 0.
-std::string fill_slot(const bs::BlockMap& map, std::size_t block) {
-  const bs::BlockSource& source = map.blocks()[block];
-  std::string image(source.image.byte_count, '\0');
-  for (const bs::Extent& extent : source.extents) {
-    const std::string file = support::read_text(map.files()[extent.file]);
-    const std::string piece = file.substr(extent.file_offset, extent.byte_count);
-    image.replace(extent.image_offset, piece.size(), piece);
-  }
-  std::string slot(source.image.layout.slot_byte_count[0], '\0');
-  for (const bs::Segment& s : source.image.segments) {
-    slot.replace(s.slot_offset, s.byte_count, image, s.image_offset, s.byte_count);
-  }
-  return slot;
-}
-
-std::map<std::string, std::string> contents(const fs::path& folder) {
-  std::map<std::string, std::string> files;
-  for (const auto& entry : fs::directory_iterator{folder}) {
-    files.emplace(entry.path().filename().string(), support::read_text(entry.path()));
-  }
-  return files;
+[[nodiscard]] auto contents(const fs::path& folder) {
+  return support::folder_contents(folder);
 }
 
 struct Stop {};  // thrown to end a conversion; no Error, so that nothing takes it for one
-
-/// A tiny model in `original`, and what converting it needs.
-struct Fixture {
-  explicit Fixture(support::TinyModel m = {}, std::size_t files = 2) : model{std::move(m)} {
-    support::write_tiny_model(source, model, files);
-    support::write_text(source / "tokenizer.json", "{\"a\": 1}");
-    support::write_text(source / "weights.bin", "no");
-    checkpoint.emplace(bs::Checkpoint::open(source));
-    blocks = decoder_blocks(model);
-  }
-  bs::ConversionReport convert(const fs::path& to, const bs::ConversionOptions& options = {}) {
-    return bs::convert_to_shards(*checkpoint, blocks, resident, to, shard_options, options);
-  }
-
-  support::TempFolder folder;
-  fs::path source = folder / "original";
-  fs::path packed = folder / "packed";
-  support::TinyModel model;
-  std::optional<bs::Checkpoint> checkpoint;
-  std::vector<bs::BlockTensors> blocks;
-  bs::ShardOptions shard_options{12 << 10, {}};  // a block or two a file
-};
 
 }  // namespace
 
@@ -209,32 +154,6 @@ TEST_CASE("b24 a conversion stopped anywhere goes on and ends with the same byte
   }
 }
 
-TEST_CASE("a killed conversion leaves nothing that looks whole and goes on where it was") {
-  Fixture f;
-  f.convert(f.packed);
-  const auto expected = contents(f.packed);
-  for (int calls = 1; calls < 40; calls += 3) {
-    const fs::path folder = f.folder / ("killed" + std::to_string(calls));
-    const pid_t child = ::fork();
-    if (child == 0) {
-      int left = calls;
-      bs::ConversionOptions options;
-      options.progress = [&](std::uint64_t, std::uint64_t) {
-        if (--left == 0) ::_exit(9);  // as SIGKILL: no destructor runs
-      };
-      f.convert(folder, options);
-      ::_exit(0);
-    }
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    if (WEXITSTATUS(status) == 0) break;
-    CHECK_FALSE(fs::exists(folder / bs::manifest_file_name));
-    CHECK_THROWS_AS(bs::Checkpoint::open(folder), bs::FormatError);
-    f.convert(folder);
-    CHECK(contents(folder) == expected);  // the killed run's temporary file is gone as well
-  }
-}
-
 TEST_CASE("a resumed conversion checks the files it keeps and writes damaged ones again") {
   Fixture f;
   f.convert(f.packed);
@@ -252,42 +171,6 @@ TEST_CASE("a resumed conversion checks the files it keeps and writes damaged one
   const auto report = f.convert(folder);
   CHECK(report.files_kept >= 1);
   CHECK(report.files_written >= 2);  // the damaged one and what was missing
-  CHECK(contents(folder) == expected);
-}
-
-TEST_CASE("a full disk leaves no file that looks whole, and the conversion goes on later") {
-  support::TinyModel model;
-  model.vocabulary = 2000;  // the embedding, which comes after the blocks, is the largest
-  Fixture f{model};
-  f.shard_options.shard_byte_count = 1;
-  f.convert(f.packed);
-  const auto expected = contents(f.packed);
-  std::uint64_t largest = 0;
-  for (const auto& [name, text] : expected) largest = std::max<std::uint64_t>(largest, text.size());
-  const fs::path folder = f.folder / "full";
-  const pid_t child = ::fork();
-  if (child == 0) {  // no file may grow beyond this: writing fails as on a full disk
-    ::signal(SIGXFSZ, SIG_IGN);
-    const rlimit limit{largest - 1, largest - 1};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-    try {
-      f.convert(folder);
-    } catch (const bs::StorageError&) {
-      ::_exit(3);
-    }
-    ::_exit(0);
-  }
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  CHECK(WEXITSTATUS(status) == 3);
-  for (const auto& [name, text] : contents(folder)) {
-    if (name == bs::journal_file_name) continue;
-    CHECK(expected.count(name) == 1);
-    CHECK(expected.at(name) == text);
-  }
-  CHECK_THROWS_AS(bs::Checkpoint::open(folder), bs::FormatError);
-  const auto report = f.convert(folder);
-  CHECK(report.files_kept > 0);
   CHECK(contents(folder) == expected);
 }
 

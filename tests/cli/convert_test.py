@@ -110,6 +110,25 @@ class ConvertTest(unittest.TestCase):
         self.ok("inspect", "--model", self.packed, "--verify")
         self.refused("convert", "--model", self.model, "--output", self.model, "--overwrite", says="its own folder")
 
+    def test_a_refusal_advises_what_helps(self):
+        base = ["convert", "--model", self.model, "--output"]
+        foreign = tiny_model.write_model(self.folder / "foreign", seed=2)
+        before = {path.name: path.read_bytes() for path in foreign.iterdir()}
+        for how in [[], ["--overwrite"]]:
+            code, _, err = run(*base, foreign, *how)
+            self.assertEqual(code, 1, err)
+            self.assertRegex(err, "error: .*model.safetensors: there are other weights in this folder; choose another folder")
+        (foreign / "model.safetensors").unlink()
+        for how in [[], ["--overwrite"]]:
+            self.refused(*base, foreign, *how, says=["chat_template.jinja: no conversion wrote this file", "choose another folder"])
+            self.assertEqual({path.name: path.read_bytes() for path in foreign.iterdir()}, {n: b for n, b in before.items() if n != "model.safetensors"})
+        notes = self.folder / "notes"
+        notes.mkdir()
+        (notes / "notes.txt").write_text("mine")
+        self.refused(*base, notes, says=["not empty", "--overwrite"])
+        self.ok(*base, notes, "--overwrite")
+        self.assertEqual((notes / "notes.txt").read_text(), "mine")
+
     def test_a_full_disk_is_one_error_and_the_same_command_goes_on(self):
         base = ["convert", "--model", self.model, "--output", self.packed, "--shard-size", "1"]
         (self.model / "notes.txt").write_text("a" * 100_000)  # larger than any file of weights

@@ -111,7 +111,7 @@ class Schedules(RunsTest):
                 self.assertAlmostEqual(got, wanted, places=12)
 
     def test_a_warm_up_as_long_as_the_run_is_refused(self):
-        self.assertIn("--warmup-steps 10", self.run_program(self.output, "--steps", 10, "--warmup-steps", 10, code=1))
+        self.assertIn("--warmup-steps 10", self.run_program(self.output, "--steps", 10, "--warmup-steps", 10, code=2))
         self.assertIn("--schedule", self.run_program(self.output, "--schedule", "square", code=2))
         self.assertIn("--max-grad-norm", self.run_program(self.output, "--max-grad-norm", 0, code=2))
 

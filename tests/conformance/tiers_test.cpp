@@ -7,6 +7,10 @@
 #include <block_streamer/storage/mapped_storage.hpp>
 #include <block_streamer/storage/pooled.hpp>
 #include <block_streamer/storage/ram_storage.hpp>
+#include <block_streamer/storage/tiered_storage.hpp>
+#if !defined(_WIN32)
+#include <block_streamer/storage/uring_storage.hpp>
+#endif
 #include <block_streamer/testing/storage_conformance.hpp>
 #include <block_streamer/trace/perfetto_writer.hpp>
 
@@ -58,6 +62,25 @@ TEST_CASE("memory") {
   const PatternFiles files;
   conforms_decorated([&] { return bs::RamStorage::load(files.map, 2); }, files.images);
 }
+TEST_CASE("files, some of their blocks in memory") {
+  const PatternFiles files;
+  conforms_decorated(
+      [&] {
+        return bs::TieredStorage{bs::FileStorage{files.map, 2}, {1, 0, 1, 1, 0}};
+      },
+      files.images);
+}
+#if !defined(_WIN32)
+TEST_CASE("files past the page cache, on a ring and on a thread pool") {
+  const PatternFiles files{4096};
+  conforms_decorated([&] { return bs::UringStorage{files.map}; }, files.images);
+  conforms_decorated(
+      [&] {
+        return bs::FileStorage{files.map, {2, bs::FileAccess::direct}};
+      },
+      files.images);
+}
+#endif
 TEST_CASE("a plain reader on a pool, at any alignment and at a drive's") {
   conforms_decorated(
       [] {

@@ -241,14 +241,12 @@ TEST_CASE("a pass can be watched") {
 TEST_CASE("a checkpoint is run and trained as the README says") {
   const std::string folder = std::string{BLOCK_STREAMER_TEST_FIXTURES} + "/models/llama_gqa";
   const at::Tensor ids = at::arange(1, 13).reshape({1, 12});
-  // [readme-run]
   auto checkpoint = bs::Checkpoint::open(folder);  // headers only, every byte range checked
   auto model = bs::models::Llama{checkpoint};      // block list + resident embedding, norm, head
   bs::Streamer streamer{
       model.blocks(), bs::FileStorage{model.block_map()}, bs::HostBackend{}, {.prefetch_ahead = 1}};
   at::Tensor hidden = streamer.forward(model.embed(ids), model.context(ids));  // (B,T,C)
   at::Tensor logits = model.logits(hidden);                                    // (B,T,V)
-  // [/readme-run]
   CHECK(logits.size(1) == 12);
   const support::TempFolder output;
   std::vector<double> losses;

@@ -4,8 +4,12 @@
 
 #include <block_streamer/core/error.hpp>
 
+#include <support/fresh_folder.hpp>
+
+#if !defined(_WIN32)
 #include <sys/mman.h>
 #include <unistd.h>
+#endif
 
 #include <cstddef>
 #include <cstdint>
@@ -46,6 +50,49 @@ void refuses_or_accepts(Use&& use) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
+/// A folder of this process, in memory where the system has such a place.
+class ScratchFolder {
+ public:
+  ScratchFolder() : path_{support::fresh_folder("bs-fuzz-", place())} {}
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  ~ScratchFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  void write(const char* name, std::string_view text) const {
+    std::ofstream out{path_ / name, std::ios::binary | std::ios::trunc};
+    out.write(text.data(), static_cast<std::streamsize>(text.size()));
+    require(static_cast<bool>(out), "the scratch folder cannot be written");
+  }
+  void remove(const char* name) const {
+    std::error_code ignored;
+    std::filesystem::remove(path_ / name, ignored);
+  }
+  [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+
+ private:
+  [[nodiscard]] static std::filesystem::path place() {
+    std::error_code ignored;
+    const std::filesystem::path in_memory = "/dev/shm";
+    return std::filesystem::is_directory(in_memory, ignored)
+               ? in_memory
+               : std::filesystem::temp_directory_path();
+  }
+  std::filesystem::path path_;
+};
+
+#if defined(_WIN32)
+/// A file whose content is replaced for each input.
+class MemoryFile {
+ public:
+  void fill(std::string_view bytes) const { folder_.write("file", bytes); }
+  [[nodiscard]] std::filesystem::path path() const { return folder_.path() / "file"; }
+
+ private:
+  ScratchFolder folder_;
+};
+#else
 /// A file in memory whose content is replaced for each input.
 class MemoryFile {
  public:
@@ -70,38 +117,6 @@ class MemoryFile {
   int descriptor_;
   std::filesystem::path path_;
 };
-
-/// A folder of this process, in memory where the system has such a place.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::error_code ignored;
-    const std::filesystem::path in_memory = "/dev/shm";
-    const bool there = std::filesystem::is_directory(in_memory, ignored);
-    std::string name =
-        ((there ? in_memory : std::filesystem::temp_directory_path()) / "bs-fuzz-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) finding("mkdtemp failed");
-    path_ = name;
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  ~ScratchFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  void write(const char* name, std::string_view text) const {
-    std::ofstream out{path_ / name, std::ios::binary | std::ios::trunc};
-    out.write(text.data(), static_cast<std::streamsize>(text.size()));
-    require(static_cast<bool>(out), "the scratch folder cannot be written");
-  }
-  void remove(const char* name) const {
-    std::error_code ignored;
-    std::filesystem::remove(path_ / name, ignored);
-  }
-  [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
+#endif
 
 }  // namespace fuzz

@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
     // A copy of the exact size: reading beyond it is then seen by a sanitizer.
     const auto bytes = std::make_unique<std::uint8_t[]>(text.size());
     std::copy(text.begin(), text.end(), bytes.get());
-    std::fprintf(stderr, "%s\n", path.filename().c_str());
+    std::fprintf(stderr, "%s\n", path.filename().string().c_str());
     LLVMFuzzerTestOneInput(bytes.get(), text.size());
   }
   std::printf("%zu inputs\n", files.size());

@@ -58,6 +58,41 @@ TEST_CASE("b65 a file cut after mapping is an error, not a signal") {
   }
 }
 
+TEST_CASE("b67 a file larger than all memory is mapped, read-only and shared") {
+  const support::TempFolder folder;
+  const fs::path file = folder / "larger";
+  std::ifstream meminfo{"/proc/meminfo"};
+  std::uint64_t kibibytes = 0;
+  for (std::string line; std::getline(meminfo, line);) {
+    if (line.starts_with("MemTotal:") || line.starts_with("SwapTotal:")) {
+      kibibytes += std::stoull(line.substr(line.find(':') + 1));
+    }
+  }
+  const std::uint64_t size = kibibytes * 1024 * 2 + 4096;
+  support::write_text(file, "begin");
+  std::error_code error;
+  fs::resize_file(file, size, error);
+  if (error) {
+    WARN("skipped: no file of " << size << " bytes here: " << error.message());
+    return;
+  }
+  const bs::FileMapping mapping{file};
+  CHECK(mapping.size() == size);
+  std::string begin(5, '?'), end(5, '?');
+  CHECK_FALSE(mapping.copy_out(0, writable(begin)));
+  CHECK_FALSE(mapping.copy_out(size - 5, writable(end)));
+  CHECK(begin == "begin");
+  CHECK(end == std::string(5, '\0'));
+  std::ifstream maps{"/proc/self/maps"};
+  int found = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(file.string()) == std::string::npos) continue;
+    ++found;
+    CHECK(line.find(" r--s ") != std::string::npos);  // nothing of it can be written to
+  }
+  CHECK(found == 1);
+}
+
 TEST_CASE("where the guarded copy is forbidden the file is read instead") {
   const support::TempFolder folder;
   const std::string data = support::pattern_bytes("sandbox", 3 * 4096);

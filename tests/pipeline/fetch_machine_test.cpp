@@ -185,7 +185,8 @@ TEST_CASE("after a failure at any event the machine becomes quiet and is usable"
 }
 
 TEST_CASE(
-    "passes given up anywhere, and hints that were wrong, leave nothing that a later pass trips "
+    "b79 passes given up anywhere, and hints that were wrong, leave nothing that a later pass "
+    "trips "
     "over") {
   std::mt19937 random{5};
   for (unsigned seed = 0; seed < 300; ++seed) {

@@ -5,6 +5,7 @@
 #include <block_streamer/storage/tiered_storage.hpp>
 
 #include <support/catch.hpp>
+#include <support/lock_limit.hpp>
 
 #include <memory>
 #include <numeric>
@@ -16,6 +17,8 @@ namespace bs = block_streamer;
 using bs::HostBackend;
 using bs::HostMode;
 using Catch::Matchers::Contains;
+using support::LimitedBackend;
+using support::LockLimit;
 
 namespace {
 
@@ -46,44 +49,6 @@ std::vector<std::uint8_t> flags(std::size_t count, std::uint32_t bits) {
   for (std::size_t i = 0; i < count; ++i) result.push_back(bits >> i & 1U);
   return result;
 }
-
-/// Locks no more than a limit, and counts what is locked.
-struct LockLimit {
-  std::uint64_t limit = ~std::uint64_t{0};
-  std::uint64_t locked = 0;
-  std::uint64_t most = 0;
-};
-struct LimitedBackend : HostBackend {
-  LimitedBackend(HostMode mode, LockLimit& l) : HostBackend{mode}, lock{&l} {}
-  class HostRegistration {
-   public:
-    HostRegistration(LockLimit& lock, std::uint64_t byte_count)
-        : lock_{&lock}, byte_count_{byte_count} {
-      lock.locked += byte_count;
-      lock.most = std::max(lock.most, lock.locked);
-    }
-    HostRegistration(HostRegistration&& other) noexcept
-        : lock_{std::exchange(other.lock_, nullptr)}, byte_count_{other.byte_count_} {}
-    HostRegistration& operator=(HostRegistration&& other) noexcept {
-      std::swap(lock_, other.lock_);
-      std::swap(byte_count_, other.byte_count_);
-      return *this;
-    }
-    ~HostRegistration() {
-      if (lock_ != nullptr) lock_->locked -= byte_count_;
-    }
-
-   private:
-    LockLimit* lock_;
-    std::uint64_t byte_count_;
-  };
-  [[nodiscard]] std::optional<HostRegistration> register_host(std::span<std::byte> memory) {
-    if (lock->locked + memory.size() > lock->limit) return std::nullopt;
-    return HostRegistration{*lock, memory.size()};
-  }
-  LockLimit* lock;
-};
-static_assert(bs::execution_backend<LimitedBackend>);
 
 /// Refuses the n-th copy.
 struct CopyFault {

@@ -112,7 +112,8 @@ TEST_CASE("blocks of several segments with gaps, in chunks that cut through them
   }
 }
 
-TEST_CASE("repeated passes: what is fetched ahead for the next pass overlaps the end of this one") {
+TEST_CASE(
+    "b80 repeated passes: what is fetched ahead for the next pass overlaps the end of this one") {
   // Once everything overlaps, a further pass costs what its slowest stage needs, and no more.
   constexpr std::size_t n = 8;
   for (const Regime& regime : regimes) {

@@ -32,7 +32,7 @@ TEST_CASE("images loaded from files conform, with one thread or more") {
   }
 }
 
-TEST_CASE("loaded images lie in one region, aligned, at stable addresses") {
+TEST_CASE("b32 loaded images lie in one region, aligned, at stable addresses") {
   const PatternFiles files;
   bs::RamStorage tier = bs::RamStorage::load(files.map);
   REQUIRE(tier.regions().size() == 1);

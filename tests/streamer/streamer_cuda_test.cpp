@@ -105,7 +105,7 @@ TEST_CASE("cuda: streamed equals resident bit for bit, forward and gradients") {
   WARN(combinations << " combinations");
 }
 
-TEST_CASE("cuda: slow kernels, caller's own streams and a stream changed between calls") {
+TEST_CASE("cuda: b72 b75 slow kernels, caller's own streams and a stream changed between calls") {
   if (!support::cuda_usable()) return;
   const ToyModel model;
   const auto adapter = model.adapter(1, 0, cuda);

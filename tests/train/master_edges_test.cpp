@@ -310,7 +310,7 @@ TEST_CASE("autograd::grad, hooks and backward over chosen inputs see masters as 
   }
 }
 
-TEST_CASE("b87 a master used outside of the streamer too has the sum of both gradients") {
+TEST_CASE("b84 b87 a master used outside of the streamer too has the sum of both gradients") {
   for (const auto mode : modes) {
     auto modules = make_mlps(), reference = make_mlps();
     auto streamer = stream(modules, mode);
@@ -418,7 +418,7 @@ TEST_CASE("what cannot be a master is refused by name") {
   CHECK(*reinterpret_cast<const float*>(storage.bytes(bs::BlockId{1}).data()) == 3);
 }
 
-TEST_CASE("running statistics in training are refused by the tensor's name, and eval() helps") {
+TEST_CASE("b81 running statistics in training are refused by the tensor's name, and eval() helps") {
   struct NormImpl : torch::nn::Module {
     NormImpl() { register_module("norm", norm); }
     at::Tensor forward(const at::Tensor& x) { return norm->forward(x); }

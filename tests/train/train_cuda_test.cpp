@@ -39,12 +39,14 @@ auto stream(const std::vector<support::Mlp>& modules, Backend backend, std::uint
 }
 
 /// The gradients of both, on the host.
-bool same_gradients(const std::vector<at::Tensor>& host, const std::vector<at::Tensor>& device) {
-  bool same = host.size() == device.size();
-  for (std::size_t i = 0; same && i < host.size(); ++i) {
-    const at::Tensor other = device[i].grad();
-    same = support::same_bits(host[i].grad(), other.defined() ? other.cpu() : other);
-  }
+/// Wherever the gradients are.
+bool same_gradients(const std::vector<at::Tensor>& some, const std::vector<at::Tensor>& others) {
+  const auto on_host = [](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.cpu() : tensor;
+  };
+  bool same = some.size() == others.size();
+  for (std::size_t i = 0; same && i < some.size(); ++i)
+    same = support::same_bits(on_host(some[i].grad()), on_host(others[i].grad()));
   return same;
 }
 

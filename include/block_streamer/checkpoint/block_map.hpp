@@ -48,6 +48,7 @@ class BlockMap {
   [[nodiscard]] const std::vector<std::string>& prefixes() const noexcept { return prefixes_; }
 
   /// @brief "FILE, offset N, tensor NAME (block 7)": where an image byte comes from, for messages.
+  /// A byte between tensors, which rounding outwards takes in, is told by the tensor that follows.
   [[nodiscard]] std::string locate(BlockId block, std::uint64_t image_offset) const {
     const std::string place = to_string(PartId{block});
     if (index_of(block) >= blocks_.size()) return place + ", which does not exist";
@@ -58,6 +59,8 @@ class BlockMap {
                        std::to_string(extent->file_offset + (image_offset - extent->image_offset));
     if (const TensorPlacement* tensor = tensor_at(source.image, image_offset)) {
       text += ", tensor " + prefixes_[index_of(block)] + tensor->spec.name;
+    } else if (const TensorPlacement* next = tensor_after(source.image, *extent, image_offset)) {
+      text += ", before tensor " + prefixes_[index_of(block)] + next->spec.name;
     }
     return text + " (" + place + ")";
   }
@@ -71,6 +74,17 @@ class BlockMap {
       for (const TensorPlacement& tensor : image.layout.tensors) {
         if (slot_offset - tensor.slot_offset < tensor.byte_count) return &tensor;
       }
+    }
+    return nullptr;
+  }
+  /// The first tensor of the extent that begins behind the byte.
+  [[nodiscard]] static const TensorPlacement* tensor_after(const BlockImage& image,
+                                                           const Extent& extent,
+                                                           std::uint64_t image_offset) noexcept {
+    const std::uint64_t end = extent.image_offset + extent.byte_count;
+    for (const Segment& segment : image.segments) {  // sorted by image offset
+      if (segment.image_offset <= image_offset) continue;
+      return segment.image_offset < end ? tensor_at(image, segment.image_offset) : nullptr;
     }
     return nullptr;
   }

@@ -41,8 +41,8 @@ class Checkpoint {
   [[nodiscard]] static Checkpoint open(const std::filesystem::path& path) {
     Checkpoint checkpoint;
     std::error_code ignored;
-    detail::refuse_unfinished(std::filesystem::is_directory(path, ignored) ? path
-                                                                           : path.parent_path());
+    expect_conversion_ended(std::filesystem::is_directory(path, ignored) ? path
+                                                                         : path.parent_path());
     detail::CheckpointFiles found = detail::find_checkpoint_files(path);
     checkpoint.folder_ = std::move(found.folder);
     checkpoint.files_ = std::move(found.files);

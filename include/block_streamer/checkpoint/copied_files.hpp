@@ -63,11 +63,9 @@ namespace block_streamer::inline v1::detail {
   return config.dump(2) + "\n";
 }
 
-/// Copies a model's other files. @returns them with their sums, sorted by name.
-/// @throws StorageError; FormatError for one of more than 256 MiB.
-[[nodiscard]] inline std::vector<SummedFile> copy_model_files(const std::filesystem::path& from,
-                                                              const std::filesystem::path& to,
-                                                              std::optional<DType> dtype) {
+/// A model's files besides its weights, sorted. @throws StorageError
+[[nodiscard]] inline std::vector<std::filesystem::path> model_files(
+    const std::filesystem::path& from) {
   std::vector<std::filesystem::path> paths;
   std::error_code error;
   for (std::filesystem::directory_iterator at{from, error}, end; !error && at != end;
@@ -79,8 +77,16 @@ namespace block_streamer::inline v1::detail {
   }
   if (error) throw StorageError{from.string(), "cannot list the folder", error};
   std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+/// Copies a model's other files. @returns them with their sums, sorted by name.
+/// @throws StorageError; FormatError for one of more than 256 MiB.
+[[nodiscard]] inline std::vector<SummedFile> copy_model_files(const std::filesystem::path& from,
+                                                              const std::filesystem::path& to,
+                                                              std::optional<DType> dtype) {
   std::vector<SummedFile> copied;
-  for (const std::filesystem::path& path : paths) {
+  for (const std::filesystem::path& path : model_files(from)) {
     std::string text = read_small_file(path, std::uint64_t{256} << 20);
     const std::string name = path.filename().string();
     if (dtype && name == "config.json") text = with_dtype(path.string(), text, *dtype);

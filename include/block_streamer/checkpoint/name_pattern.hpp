@@ -8,10 +8,13 @@
 #endif
 #include <pcre2.h>
 
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <new>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace block_streamer::inline v1 {
 
@@ -20,16 +23,24 @@ namespace block_streamer::inline v1 {
 /// **Threads.** Const use from several threads.
 class NamePattern {
  public:
-  /// @param where  names the file and the field in messages.
+  /// What of a name the expression is to match: all of it, or its last components.
+  enum class Extent : std::uint8_t { whole, end };
+
+  /// @param where  names the file and the field in messages, which show the pattern as it was
+  /// given.
   /// @throws FormatError if it is no pattern.
-  NamePattern(const std::string& pattern, std::string where) : where_{std::move(where)} {
+  NamePattern(const std::string& pattern, std::string where, Extent extent = Extent::whole)
+      : where_{std::move(where)} {
+    const std::string text = extent == Extent::end ? "(.*\\.)?(" + pattern + ")" : pattern;
     // Both ends are anchored by options, so an alternative cannot slip out.
     int error = 0;
     PCRE2_SIZE offset = 0;
-    code_.reset(pcre2_compile_8(reinterpret_cast<PCRE2_SPTR8>(pattern.data()), pattern.size(),
+    code_.reset(pcre2_compile_8(reinterpret_cast<PCRE2_SPTR8>(text.data()), text.size(),
                                 PCRE2_UTF | PCRE2_ANCHORED | PCRE2_ENDANCHORED, &error, &offset,
                                 nullptr));
-    if (!code_) throw FormatError{where_, "\"" + pattern + "\" is not a regular expression"};
+    if (!code_) {
+      throw FormatError{where_, "\"" + pattern + "\" is not a regular expression: " + words(error)};
+    }
   }
 
   /// @brief True if the whole of `name` matches. @throws FormatError if matching takes too long.
@@ -48,6 +59,12 @@ class NamePattern {
   }
 
  private:
+  [[nodiscard]] static std::string words(int error) {
+    std::array<PCRE2_UCHAR8, 128> text{};
+    pcre2_get_error_message_8(error, text.data(), text.size());  // cut off where it is longer
+    return reinterpret_cast<const char*>(text.data());
+  }
+
   struct Free {
     void operator()(pcre2_code_8* p) const noexcept { pcre2_code_free_8(p); }
     void operator()(pcre2_match_data_8* p) const noexcept { pcre2_match_data_free_8(p); }

@@ -105,8 +105,9 @@ class ShardConversion {
     }
     std::optional<ShardManifest> journal = find_shard_journal(folder_);
     if (journal && journal->plan != manifest_.plan) journal.reset();
-    if (!journal && !options_.overwrite) refuse_what_is_there();
+    // First what no option allows: a refusal that names --overwrite is only made where it helps.
     const std::vector<std::filesystem::path> replaced = replaceable_files();
+    if (!journal && !options_.overwrite) refuse_what_is_there();
     if (!journal) write_shard_journal(folder_, manifest_);
     remove(folder_ / manifest_file_name);  // from here on the folder is unfinished
     remove(folder_ / index_file_name);
@@ -157,7 +158,18 @@ class ShardConversion {
     if (manifest) {
       for (const SummedFile& file : manifest->copied) files.push_back(folder_ / file.name);
     }
+    if (!manifest && !begun) refuse_to_copy_over();
     return files;
+  }
+  /// Nothing here is of a conversion: what the model's files would replace is somebody's.
+  void refuse_to_copy_over() const {
+    for (const std::filesystem::path& path : model_files(checkpoint_.folder())) {
+      const std::filesystem::path there = folder_ / path.filename();
+      if (!is_listed(there)) continue;
+      throw Error{
+          there.string() +
+          ": no conversion wrote this file, and it would be replaced; choose another folder"};
+    }
   }
   /// The manifest of an earlier conversion; nullopt if there is none, or one that is not ours.
   [[nodiscard]] std::optional<ShardManifest> packed_manifest() const {

@@ -22,19 +22,17 @@ inline constexpr std::string_view shard_padding_prefix = "block_streamer.padding
   return tensor.starts_with(shard_padding_prefix);
 }
 
-namespace detail {
-
+/// @brief A folder that a conversion is still being written into lacks files of all kinds: it is
+/// asked for this before any of them is missed.
 /// @throws FormatError if a conversion into the folder has not ended.
-inline void refuse_unfinished(const std::filesystem::path& folder) {
+inline void expect_conversion_ended(const std::filesystem::path& folder) {
   std::error_code ignored;
   if (std::filesystem::exists(folder / journal_file_name, ignored) &&
       !std::filesystem::exists(folder / manifest_file_name, ignored)) {
     throw FormatError{folder.string(),
-                      "a conversion into this folder has not ended; run it again, it goes on where "
-                      "it stopped"};
+                      "a conversion into this folder has not ended; run convert again, it goes on "
+                      "where it stopped"};
   }
 }
-
-}  // namespace detail
 
 }  // namespace block_streamer::inline v1

@@ -42,6 +42,20 @@ class RunFolder {
     }
     return !error;
   }
+  /// @brief True if a new run may take the folder: nothing is here, or what an earlier run or
+  /// whoever wrote an adapter left. Weights of a model beside an adapter are no part of one.
+  [[nodiscard]] bool is_replaceable() const {
+    if (is_free() || holds_run()) return true;
+    std::error_code error;
+    if (!std::filesystem::exists(path_ / "adapter_config.json", error)) return false;
+    for (const auto& entry : std::filesystem::directory_iterator{path_, error}) {
+      const std::filesystem::path name = entry.path().filename();
+      const bool weights =
+          name.extension() == ".safetensors" && name != "adapter_model.safetensors";
+      if (weights || name == "model.safetensors.index.json") return false;
+    }
+    return !error;
+  }
   /// @brief Makes the folders and removes what killed runs left half-written.
   /// @throws StorageError. @pre nobody else writes here.
   void prepare() const {

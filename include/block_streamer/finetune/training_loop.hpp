@@ -39,6 +39,12 @@ struct TrainingOptions {
   std::vector<std::string> labels{};
 };
 
+/// A step's loss or a gradient is not finite: the run has diverged, or its weights or data are bad.
+class NotFiniteError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// What one step did.
 struct StepReport {
   double loss = 0;              ///< nats per trained token of the whole step
@@ -72,8 +78,8 @@ class TrainingLoop {
   /// @param stop  asked before every forward and every loss; true drops the step: nothing has
   /// changed then.
   /// @returns nullopt if the step was dropped.
-  /// @throws Error naming the step and the first block with a value that is not finite, if the loss
-  /// or a gradient is not and such steps are not skipped; nothing has changed.
+  /// @throws NotFiniteError naming the step and the first block with a value that is not finite, if
+  /// the loss or a gradient is not and such steps are not skipped; nothing has changed.
   [[nodiscard]] std::optional<StepReport> step(std::span<const TextRow> rows,
                                                std::span<const std::size_t> numbers,
                                                std::size_t batch, double learning_rate,
@@ -193,7 +199,7 @@ class TrainingLoop {
   void refuse_or_skip(const StepReport& report) {
     drop_gradients();
     if (options_.skip_non_finite) return;
-    throw Error{"step " + std::to_string(steps_ + 1) + ": " + report.not_finite};
+    throw NotFiniteError{"step " + std::to_string(steps_ + 1) + ": " + report.not_finite};
   }
   void drop_gradients() {
     for (const at::Tensor& parameter : parameters_) parameter.mutable_grad() = at::Tensor{};

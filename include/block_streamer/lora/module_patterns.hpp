@@ -19,7 +19,7 @@ template <class Value>
                                   const std::string& module, Value otherwise,
                                   const std::string& where) {
   for (const auto& [pattern, value] : patterns) {
-    if (NamePattern{"(.*\\.)?(" + pattern + ")", where}.matches(module)) return value;
+    if (NamePattern{pattern, where, NamePattern::Extent::end}.matches(module)) return value;
   }
   return otherwise;
 }
@@ -29,7 +29,7 @@ template <class Value>
 void expect_patterns_match(const std::vector<std::pair<std::string, Value>>& patterns,
                            const std::vector<LoraSite>& chosen, const std::string& where) {
   for (const auto& [pattern, value] : patterns) {
-    const NamePattern expression{"(.*\\.)?(" + pattern + ")", where};
+    const NamePattern expression{pattern, where, NamePattern::Extent::end};
     const bool some = std::any_of(chosen.begin(), chosen.end(), [&](const LoraSite& site) {
       return expression.matches(site.module);
     });

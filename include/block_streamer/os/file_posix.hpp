@@ -38,7 +38,14 @@ class File {
   [[nodiscard]] static File open(const std::filesystem::path& path) {
     std::error_code error;
     File file = try_open(path, error);
-    if (error) throw StorageError{path.string(), "cannot open the file", error};
+    if (error) {
+      const bool too_many = error == std::errc::too_many_files_open ||
+                            error == std::errc::too_many_files_open_in_system;
+      throw StorageError{path.string(),
+                         too_many ? "cannot open the file; raise the limit of open files, ulimit -n"
+                                  : "cannot open the file",
+                         error};
+    }
     return file;
   }
 

@@ -4,6 +4,7 @@
 #include <block_streamer/core/byte_range.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/storage/any_storage.hpp>
+#include <block_streamer/storage/read_place.hpp>
 
 #include <exception>
 #include <string>
@@ -52,7 +53,7 @@ class Failure {
                                                      std::error_code error) noexcept {
   try {
     return std::make_exception_ptr(
-        StorageError{to_string(PartId{block}) + ", " + storage.locate(block, image.offset),
+        StorageError{to_string(PartId{block}) + ", " + read_place(storage, block, image),
                      "reading " + std::to_string(image.byte_count) + " bytes failed", error});
   } catch (...) {
     return std::current_exception();

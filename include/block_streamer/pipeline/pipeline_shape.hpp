@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -134,14 +135,15 @@ class PipelineShape {
   /// @throws Error if the budget for cached blocks holds none.
   void choose_slots(const AnyStorage& storage, const PipelineOptions& options) {
     std::vector<std::uint64_t> blocks;
+    std::optional<std::uint64_t> least;  // a block without bytes is no use of a budget
     for (const Reads& reads : reads_) {
-      blocks.push_back(
-          std::max<std::uint64_t>(round_up(reads.slot_byte_count, tensor_alignment), 1));
+      const std::uint64_t size = round_up(reads.slot_byte_count, tensor_alignment);
+      if (size > 0) least = std::min(size, least.value_or(size));
+      blocks.push_back(std::max<std::uint64_t>(size, 1));
     }
-    const std::uint64_t least = *std::min_element(blocks.begin(), blocks.end());
-    if (options.device_budget > 0 && options.device_budget < least) {
+    if (least && options.device_budget > 0 && options.device_budget < *least) {
       throw Error{"a device_budget of " + std::to_string(options.device_budget) +
-                  " bytes caches no block: the smallest needs " + std::to_string(least)};
+                  " bytes caches no block: the smallest needs " + std::to_string(*least)};
     }
     prefetch_ahead =
         std::min(options.prefetch_ahead, static_cast<std::uint32_t>(storage.block_count()) - 1);

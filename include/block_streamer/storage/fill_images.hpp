@@ -4,6 +4,7 @@
 #include <block_streamer/core/byte_range.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/storage/any_storage.hpp>
+#include <block_streamer/storage/read_place.hpp>
 
 #include <algorithm>
 #include <condition_variable>
@@ -49,7 +50,7 @@ class ImageFill {
     wait_for(0);
     if (!failure_) return;
     const auto& [block, range, error] = *failure_;
-    throw StorageError{tier_.locate(block, range.offset),
+    throw StorageError{read_place(tier_, block, range),
                        "cannot read " + std::to_string(range.byte_count) + " bytes", error};
   }
 

@@ -7,6 +7,7 @@
 #include <block_streamer/os/huge_pages.hpp>
 #include <block_streamer/storage/file_storage.hpp>
 #include <block_streamer/storage/read_contract.hpp>
+#include <block_streamer/storage/read_place.hpp>
 #include <block_streamer/storage/read_threads.hpp>
 
 #include <algorithm>
@@ -189,7 +190,7 @@ class RamStorage {
     }
     if (!queue.failure()) return;
     const auto& [piece, error] = *queue.failure();
-    throw StorageError{reader.locate(piece.block, piece.range.offset),
+    throw StorageError{read_place(reader, piece.block, piece.range),
                        "cannot read " + std::to_string(piece.range.byte_count) + " bytes", error};
   }
   [[nodiscard]] std::vector<detail::PieceQueue::Piece> pieces() const {

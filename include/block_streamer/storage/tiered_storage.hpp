@@ -55,7 +55,8 @@ class TieredStorage {
   /// @param in_memory  one flag per block. Where memory runs short, fewer are held: @see
   /// memory_block_count. @param threads  copies under way at once.
   /// @throws StorageError naming file, offset and tensor if a read fails.
-  TieredStorage(AnyStorage below, std::span<const std::uint8_t> in_memory, std::size_t threads = 2)
+  TieredStorage(AnyStorage below, const std::vector<std::uint8_t>& in_memory,
+                std::size_t threads = 2)
       : state_{std::make_unique<State>(std::move(below))} {
     expects(in_memory.size() == block_count(), "there is one flag per block");
     take_memory(in_memory);
@@ -122,7 +123,7 @@ class TieredStorage {
     std::optional<Pooled<MemoryReader>> copies;  ///< goes first: it reads the pages
   };
 
-  void take_memory(std::span<const std::uint8_t> wanted) {
+  void take_memory(const std::vector<std::uint8_t>& wanted) {
     bool is_short = false;
     for (std::size_t b = 0; b < wanted.size(); ++b) {
       state_->pages.emplace_back();

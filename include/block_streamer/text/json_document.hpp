@@ -51,7 +51,9 @@ class JsonBuilder {
   bool parse_error(std::size_t position, const std::string&, const json::exception& error) {
     const std::string_view text = error.what();  // "[json.exception...] message"
     const std::size_t end = text.find("] ");
-    const auto what = end == std::string_view::npos ? text : text.substr(end + 2);
+    auto what = end == std::string_view::npos ? text : text.substr(end + 2);
+    // The only line of a row in a file of many says what the byte says, and of the wrong line.
+    if (what.starts_with("parse error at line 1, ")) what.remove_prefix(what.find(": ") + 2);
     throw FormatError{path_, "not valid JSON: " + std::string{what}, position};
   }
 
@@ -133,12 +135,12 @@ class JsonObject {
   }
   [[nodiscard]] const std::string& string(const char* key) const {
     const auto& field = required(key);
-    if (!field.is_string()) fail(std::string{"\""} + key + "\" must be a string");
+    if (!field.is_string()) fail_field(key, "a string");
     return field.get_ref<const std::string&>();
   }
   [[nodiscard]] bool boolean(const char* key) const {
     const auto& field = required(key);
-    if (!field.is_boolean()) fail(std::string{"\""} + key + "\" must be true or false");
+    if (!field.is_boolean()) fail_field(key, "true or false");
     return field.get<bool>();
   }
   [[nodiscard]] bool boolean_or(const char* key, bool absent) const {
@@ -146,7 +148,7 @@ class JsonObject {
   }
   [[nodiscard]] const nlohmann::json& array(const char* key) const {
     const auto& field = required(key);
-    if (!field.is_array()) fail(std::string{"\""} + key + "\" must be an array");
+    if (!field.is_array()) fail_field(key, "an array");
     return field;
   }
   /// @brief An object field, named in messages as `name().key`.
@@ -169,6 +171,10 @@ class JsonObject {
   }
 
  private:
+  [[noreturn]] void fail_field(const char* key, const std::string& kind) const {
+    throw FormatError{path_, name_ + ": \"" + key + "\" must be " + kind};
+  }
+
   const nlohmann::json* value_;
   std::string path_;
   std::string name_;

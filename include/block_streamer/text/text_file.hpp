@@ -4,11 +4,13 @@
 #include <block_streamer/core/error.hpp>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <system_error>
+#include <vector>
 
 namespace block_streamer::inline v1 {
 
@@ -31,9 +33,9 @@ namespace block_streamer::inline v1 {
   std::string text;
   const auto size = std::filesystem::file_size(path, error);
   if (!error && size <= limit) text.reserve(size);
-  char piece[1 << 16];
-  while (in.read(piece, sizeof piece), in.gcount() > 0) {
-    text.append(piece, static_cast<std::size_t>(in.gcount()));
+  std::vector<char> piece(std::size_t{1} << 16);  // a stack may be smaller than that
+  while (in.read(piece.data(), static_cast<std::streamsize>(piece.size())), in.gcount() > 0) {
+    text.append(piece.data(), static_cast<std::size_t>(in.gcount()));
     if (text.size() > limit) {
       throw FormatError{path.string(), "larger than " + std::to_string(limit) + " bytes"};
     }
