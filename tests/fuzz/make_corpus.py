@@ -3,7 +3,8 @@
 """Writes the seeds of the fuzz targets, odd but legal files and near misses, into corpus/.
 
 usage: make_corpus.py [FOLDER]
-Files whose names begin with "found-" are inputs that once were findings; they are left alone.
+Files whose names begin with "found-" are inputs that once were findings, those with "reached-" what a search of two
+million runs added to the coverage; both are left alone.
 """
 
 import json

@@ -170,18 +170,17 @@ TEST_CASE("with few open files a tier works or names the file that it could not 
     static_cast<void>(tier.make(files.map));  // what is opened once and stays
     const std::vector<int> before = open_descriptors();
     int refused = 0, made = 0;
-    const auto last = static_cast<rlim_t>(before.back()) + 12;
-    for (rlim_t limit = 0; limit < last; ++limit) {
+    for (rlim_t limit = 0; made < 6; ++limit) {
+      REQUIRE(limit < static_cast<rlim_t>(before.back()) + 12);
       if (auto storage = made_within(tier, files, limit)) {
         ++made;
-        check_whole_images(*storage, files.images);
+        if (made < 3) check_whole_images(*storage, files.images);
       } else {
         ++refused;
       }
       CHECK(open_descriptors() == before);
     }
     CHECK(refused > 0);
-    CHECK(made > 0);
   }
 }
 
