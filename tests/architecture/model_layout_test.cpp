@@ -15,7 +15,6 @@
 
 namespace bs = block_streamer;
 namespace fs = std::filesystem;
-using Catch::Matchers::Contains;
 using support::RawTensor;
 using support::TinyModel;
 
@@ -107,7 +106,7 @@ TEST_CASE("a tensor that is missing is refused by name") {
       std::erase_if(tensors, [&](const RawTensor& t) { return t.name == name; });
     };
     CHECK_THROWS_AS(describe_edited({}, without), bs::BindingError);
-    CHECK_THROWS_WITH(describe_edited({}, without), Contains(name));
+    CHECK_THROWS_WITH(describe_edited({}, without), ContainsSubstring(name));
   }
 }
 
@@ -117,7 +116,7 @@ TEST_CASE("more layers in the configuration than stored names the first missing 
                                       replace(config, "\"num_hidden_layers\":3",
                                               "\"num_hidden_layers\":2000000000");
                                     }),
-                    Contains("model.layers.3.input_layernorm.weight"));
+                    ContainsSubstring("model.layers.3.input_layernorm.weight"));
 }
 
 TEST_CASE("a wrong shape is refused with both shapes, also a transposed one") {
@@ -126,8 +125,8 @@ TEST_CASE("a wrong shape is refused with both shapes, also a transposed one") {
                       [](auto& tensors, auto&) {
                         named(tensors, "model.layers.1.mlp.up_proj.weight").shape = {12, 20};
                       }),
-      Contains("model.layers.1.mlp.up_proj.weight") && Contains("[12, 20]") &&
-          Contains("[20, 12]"));
+      ContainsSubstring("model.layers.1.mlp.up_proj.weight") && ContainsSubstring("[12, 20]") &&
+          ContainsSubstring("[20, 12]"));
   CHECK_THROWS_AS(describe_edited({},
                                   [](auto& tensors, auto&) {
                                     named(tensors, "model.norm.weight").shape = {12, 1};
@@ -148,9 +147,9 @@ TEST_CASE("head_dim is the configuration's, not hidden size / heads") {
 }
 
 TEST_CASE("unexpected tensors inside a block are refused by name and block") {
-  CHECK_THROWS_WITH(
-      with_extra("model.layers.1.self_attn.sinks"),
-      Contains("model.layers.1.self_attn.sinks") && Contains("block 1") && Contains("llama"));
+  CHECK_THROWS_WITH(with_extra("model.layers.1.self_attn.sinks"),
+                    ContainsSubstring("model.layers.1.self_attn.sinks") &&
+                        ContainsSubstring("block 1") && ContainsSubstring("llama"));
   CHECK_THROWS_AS(with_extra("model.layers.0.self_attn.q_norm.weight"), bs::BindingError);
   CHECK_THROWS_AS(with_extra("model.layers.0.self_attn.q_proj.bias"), bs::BindingError);
 }
@@ -162,11 +161,11 @@ TEST_CASE("stored rotary tables, layers beyond the last and foreign tensors are 
   CHECK(table.summary.ignored.byte_count == 8);
   const Described mtp = with_extra("model.layers.3.eh_proj.weight");
   REQUIRE(mtp.layout.warnings.size() == 1);
-  CHECK_THAT(mtp.layout.warnings[0], Contains("layers from 3"));
+  CHECK_THAT(mtp.layout.warnings[0], ContainsSubstring("layers from 3"));
   CHECK(mtp.layout.blocks.size() == 3);
   const Described foreign = with_extra("visual.patch_embed.weight");
   REQUIRE(foreign.layout.warnings.size() == 1);
-  CHECK_THAT(foreign.layout.warnings[0], Contains("visual.patch_embed.weight"));
+  CHECK_THAT(foreign.layout.warnings[0], ContainsSubstring("visual.patch_embed.weight"));
   CHECK(with_extra("model.layers.01.x").layout.warnings.size() == 1);
   CHECK(with_extra("model.layers.99999999999999999999.x").layout.warnings.size() == 1);
   CHECK(with_extra("model.layers.10.input_layernorm.weight").layout.ignored.size() == 1);
@@ -184,7 +183,7 @@ TEST_CASE("b15 quantised models are refused naming the scheme") {
            {"model.layers.0.mlp.experts.gate_up_proj_blocks", "MXFP4"}}) {
     INFO(name);
     CHECK_THROWS_AS(with_extra(name), bs::UnsupportedError);
-    CHECK_THROWS_WITH(with_extra(name), Contains(name) && Contains(scheme));
+    CHECK_THROWS_WITH(with_extra(name), ContainsSubstring(name) && ContainsSubstring(scheme));
   }
 }
 
@@ -198,8 +197,9 @@ TEST_CASE("b15 weights of a type that cannot be computed with are refused by nam
       tensor.byte_count = 20 * 12 * support::dtype_size(dtype);
     };
     CHECK_THROWS_AS(describe_edited({}, edit), bs::UnsupportedError);
-    CHECK_THROWS_WITH(describe_edited({}, edit),
-                      Contains(name) && Contains(dtype) && Contains("model.safetensors"));
+    CHECK_THROWS_WITH(describe_edited({}, edit), ContainsSubstring(name) &&
+                                                     ContainsSubstring(dtype) &&
+                                                     ContainsSubstring("model.safetensors"));
   }
 }
 
@@ -209,10 +209,10 @@ TEST_CASE("b102 a missing head is tied unless the file says otherwise") {
   CHECK(silent.layout.tied);
   CHECK(silent.layout.head == silent.layout.embedding);
   REQUIRE(silent.layout.warnings.size() == 1);
-  CHECK_THAT(silent.layout.warnings[0], Contains("the embedding serves as head"));
+  CHECK_THAT(silent.layout.warnings[0], ContainsSubstring("the embedding serves as head"));
   const auto untie = [](auto&, std::string& config) { replace(config, tie_true, tie_false); };
   CHECK_THROWS_AS(describe_edited({}, untie), bs::BindingError);
-  CHECK_THROWS_WITH(describe_edited({}, untie), Contains("lm_head.weight"));
+  CHECK_THROWS_WITH(describe_edited({}, untie), ContainsSubstring("lm_head.weight"));
   const auto nest = [](auto&, std::string& config) {
     replace(config, tie_true, ",\"text_config\":{\"tie_word_embeddings\":true}");
   };
@@ -235,7 +235,7 @@ TEST_CASE("b103 a stored head is used unless the file says tied, which is report
   CHECK(tied.layout.tied);
   CHECK(tied.layout.ignored == std::vector<std::string>{"lm_head.weight"});
   REQUIRE(tied.layout.warnings.size() == 1);
-  CHECK_THAT(tied.layout.warnings[0], Contains("lm_head.weight"));
+  CHECK_THAT(tied.layout.warnings[0], ContainsSubstring("lm_head.weight"));
   CHECK(tied.summary.resident.tensor_count == 2);
 }
 
@@ -274,7 +274,8 @@ TEST_CASE("the families that can be read are those that can be described") {
   for (const auto type : bs::detail::readable_model_types) {
     CHECK(bs::name_of(bs::family_of(type)) == type);
   }
-  CHECK_THROWS_WITH(bs::family_of("gpt2"), Contains("'gpt2'") && Contains("qwen3"));
+  CHECK_THROWS_WITH(bs::family_of("gpt2"),
+                    ContainsSubstring("'gpt2'") && ContainsSubstring("qwen3"));
 }
 
 TEST_CASE("SmolLM2: 30 blocks of 7080192 bytes stream, the tied embedding stays") {

@@ -171,9 +171,8 @@ TEST_CASE("locate names file, offset and tensor of any image byte") {
   }
   const bs::BlockImage& rounded = map.blocks()[1].image;
   REQUIRE(rounded.segments.front().image_offset > 0);
-  CHECK_THAT(map.locate(bs::block_at(1), 0),
-             Catch::Matchers::Contains(", before tensor model.layers.1.") &&
-                 Catch::Matchers::Contains("(block 1)"));
+  CHECK_THAT(map.locate(bs::block_at(1), 0), ContainsSubstring(", before tensor model.layers.1.") &&
+                                                 ContainsSubstring("(block 1)"));
   CHECK(map.locate(bs::block_at(1), 1 << 30) == "block 1, image offset 1073741824");
   CHECK(map.locate(bs::block_at(99), 0).find("does not exist") != std::string::npos);
 }
@@ -184,7 +183,7 @@ TEST_CASE("a block that cannot be built is refused by name") {
   const auto checkpoint = bs::Checkpoint::open(folder.path());
   const std::array missing{bs::BlockTensors{"model.layers.0.", {"self_attn.sinks"}}};
   CHECK_THROWS_WITH(bs::make_block_map(checkpoint, missing),
-                    Catch::Matchers::Contains("model.layers.0.self_attn.sinks"));
+                    ContainsSubstring("model.layers.0.self_attn.sinks"));
   const std::array twice{
       bs::BlockTensors{"model.layers.0.", {"mlp.up_proj.weight", "mlp.up_proj.weight"}}};
   CHECK_THROWS_AS(bs::make_block_map(checkpoint, twice), bs::ContractViolation);

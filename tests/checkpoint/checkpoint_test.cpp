@@ -10,7 +10,6 @@
 
 namespace bs = block_streamer;
 namespace fs = std::filesystem;
-using Catch::Matchers::Contains;
 
 namespace {
 
@@ -100,11 +99,12 @@ TEST_CASE("a hub snapshot of links opens like a folder, a broken link is named")
   CHECK(checkpoint.tensors().size() == 4);
   CHECK(checkpoint.folder() == snapshot);
   CHECK_THAT(message_of([&] { static_cast<void>(bs::Checkpoint::open(cache.path())); }),
-             Contains("snapshots"));
+             ContainsSubstring("snapshots"));
   const fs::path second = snapshot / support::shard_name(1, 3);
   fs::remove(snapshot / fs::read_symlink(second));
   CHECK_THAT(message_of([&] { static_cast<void>(bs::Checkpoint::open(snapshot)); }),
-             Contains(second.string()) && Contains("leads nowhere") && Contains("'b'"));
+             ContainsSubstring(second.string()) && ContainsSubstring("leads nowhere") &&
+                 ContainsSubstring("'b'"));
 }
 
 TEST_CASE("b17 a shard that is missing refuses the checkpoint, naming file and tensor") {
@@ -113,7 +113,8 @@ TEST_CASE("b17 a shard that is missing refuses the checkpoint, naming file and t
   const fs::path second = folder / support::shard_name(1, 3);
   fs::remove(second);
   CHECK_THAT(message_of([&] { static_cast<void>(bs::Checkpoint::open(folder.path())); }),
-             Contains(second.string()) && Contains("missing") && Contains("'b'"));
+             ContainsSubstring(second.string()) && ContainsSubstring("missing") &&
+                 ContainsSubstring("'b'"));
 }
 
 TEST_CASE("b17 a shard without an indexed tensor refuses its use, naming file and tensor") {
@@ -123,11 +124,13 @@ TEST_CASE("b17 a shard without an indexed tensor refuses its use, naming file an
   support::write_safetensors_file(folder / support::shard_name(1, 3), less);
   const auto checkpoint = bs::Checkpoint::open(folder.path());
   REQUIRE(checkpoint.warnings().size() == 1);
-  CHECK_THAT(checkpoint.warnings()[0], Contains("'b'") && Contains(support::shard_name(1, 3)));
+  CHECK_THAT(checkpoint.warnings()[0],
+             ContainsSubstring("'b'") && ContainsSubstring(support::shard_name(1, 3)));
   CHECK(checkpoint.find("b") == nullptr);
   CHECK_THROWS_AS(checkpoint.at("b"), bs::BindingError);
-  CHECK_THAT(message_of([&] { static_cast<void>(checkpoint.at("b")); }),
-             Contains((folder / support::shard_name(1, 3)).string()) && Contains("'b'"));
+  CHECK_THAT(
+      message_of([&] { static_cast<void>(checkpoint.at("b")); }),
+      ContainsSubstring((folder / support::shard_name(1, 3)).string()) && ContainsSubstring("'b'"));
 }
 
 TEST_CASE("b19 files that the index does not mention are reported, not read") {
@@ -139,7 +142,7 @@ TEST_CASE("b19 files that the index does not mention are reported, not read") {
   CHECK(checkpoint.tensors().size() == 1);
   CHECK(checkpoint.files().size() == 1);
   REQUIRE(checkpoint.warnings().size() == 2);
-  CHECK_THAT(checkpoint.warnings()[0], Contains(support::shard_name(1, 3)));
+  CHECK_THAT(checkpoint.warnings()[0], ContainsSubstring(support::shard_name(1, 3)));
 }
 
 TEST_CASE("tensors of an older split are left to the file that the index names") {
@@ -156,7 +159,7 @@ TEST_CASE("tensors of an older split are left to the file that the index names")
   put_index(folder.path(), "{\"a\":\"" + support::shard_name(0, 2) + "\",\"x\":\"" +
                                support::shard_name(1, 2) + "\"}");
   CHECK_THAT(message_of([&] { static_cast<void>(bs::Checkpoint::open(folder.path())); }),
-             Contains("'b' is also in"));
+             ContainsSubstring("'b' is also in"));
 }
 
 TEST_CASE("b19 total_size is never looked at, and metadata may be anything") {
@@ -180,7 +183,7 @@ TEST_CASE("an index that reaches out of its folder or is malformed is refused") 
     INFO(file);
     put_index(folder.path(), "{\"t\":\"" + std::string{file} + "\"}");
     CHECK_THROWS_WITH(bs::Checkpoint::open(folder.path()),
-                      Contains("'t'") && Contains("no plain file name"));
+                      ContainsSubstring("'t'") && ContainsSubstring("no plain file name"));
   }
   for (const char* map : {"{}", "[]", "null", "1", "{\"t\":1}", "{\"t\":null}",
                           R"({"t":"a.safetensors","t":"b.safetensors"})"}) {
@@ -194,10 +197,10 @@ TEST_CASE("an index that reaches out of its folder or is malformed is refused") 
     CHECK_THROWS_AS(bs::Checkpoint::open(folder.path()), bs::FormatError);
   }
   support::write_text(folder / "model.safetensors.index.json", std::string(100'000, '['));
-  CHECK_THROWS_WITH(bs::Checkpoint::open(folder.path()), Contains("nested deeper"));
+  CHECK_THROWS_WITH(bs::Checkpoint::open(folder.path()), ContainsSubstring("nested deeper"));
   support::write_text(folder / "model.safetensors.index.json",
                       "version https://git-lfs.github.com/spec/v1\n");
-  CHECK_THROWS_WITH(bs::Checkpoint::open(folder.path()), Contains("Git LFS"));
+  CHECK_THROWS_WITH(bs::Checkpoint::open(folder.path()), ContainsSubstring("Git LFS"));
 }
 
 TEST_CASE("sub-folders are never searched") {
@@ -205,7 +208,7 @@ TEST_CASE("sub-folders are never searched") {
   const std::array tensors{support::raw_tensor("a", "U8", {5})};
   fs::create_directories(folder / "original");
   support::write_safetensors_file(folder / "original" / "model.safetensors", tensors);
-  CHECK_THROWS_WITH(bs::Checkpoint::open(folder.path()), Contains("no model.safetensors"));
+  CHECK_THROWS_WITH(bs::Checkpoint::open(folder.path()), ContainsSubstring("no model.safetensors"));
 }
 
 TEST_CASE("b152 four ways of missing have four messages") {
@@ -215,21 +218,25 @@ TEST_CASE("b152 four ways of missing have four messages") {
     return message_of([&] { static_cast<void>(bs::Checkpoint::open(folder.path()).at(name)); });
   };
   const std::string not_indexed = missing("zz");
-  CHECK_THAT(not_indexed, Contains("'zz' is not in the index") && Contains("config.json"));
+  CHECK_THAT(not_indexed,
+             ContainsSubstring("'zz' is not in the index") && ContainsSubstring("config.json"));
   fs::rename(folder / support::shard_name(2, 3), folder / "away");
   const std::string absent_file = missing("c");
-  CHECK_THAT(absent_file, Contains(support::shard_name(2, 3)) && Contains("download it again"));
+  CHECK_THAT(absent_file, ContainsSubstring(support::shard_name(2, 3)) &&
+                              ContainsSubstring("download it again"));
   const std::array other{support::raw_tensor("d", "U8", {1})};
   support::write_safetensors_file(folder / support::shard_name(2, 3), other);
   const std::string lacks = missing("c");
-  CHECK_THAT(lacks, Contains("although the index places it there") &&
-                        Contains(support::shard_name(2, 3)) && Contains("download"));
+  CHECK_THAT(lacks, ContainsSubstring("although the index places it there") &&
+                        ContainsSubstring(support::shard_name(2, 3)) &&
+                        ContainsSubstring("download"));
   fs::remove(folder / "model.safetensors.index.json");
   const std::string no_index = missing("c");
-  CHECK_THAT(no_index, Contains(".safetensors files but no model.safetensors.index.json") &&
-                           Contains("download the index"));
+  CHECK_THAT(no_index,
+             ContainsSubstring(".safetensors files but no model.safetensors.index.json") &&
+                 ContainsSubstring("download the index"));
   fs::rename(folder / support::shard_name(2, 3), folder / "model.safetensors");
-  CHECK_THAT(missing("c"), Contains("'c' is not in this file"));
+  CHECK_THAT(missing("c"), ContainsSubstring("'c' is not in this file"));
 }
 
 TEST_CASE("b15 a tensor of unknown dtype is refused when used, with tensor, dtype and file") {
@@ -242,16 +249,19 @@ TEST_CASE("b15 a tensor of unknown dtype is refused when used, with tensor, dtyp
   CHECK(checkpoint.find("odd") == nullptr);
   REQUIRE(checkpoint.unsupported().size() == 1);
   CHECK_THROWS_AS(checkpoint.at("odd"), bs::UnsupportedError);
-  CHECK_THROWS_WITH(checkpoint.at("odd"), Contains("'odd'") && Contains("F6_X") &&
-                                              Contains((folder / "model.safetensors").string()));
+  CHECK_THROWS_WITH(checkpoint.at("odd"),
+                    ContainsSubstring("'odd'") && ContainsSubstring("F6_X") &&
+                        ContainsSubstring((folder / "model.safetensors").string()));
 }
 
 TEST_CASE("paths that are nothing are refused by name") {
   const support::TempFolder folder;
-  CHECK_THROWS_WITH(bs::Checkpoint::open(folder / "none"), Contains("no such folder or file"));
+  CHECK_THROWS_WITH(bs::Checkpoint::open(folder / "none"),
+                    ContainsSubstring("no such folder or file"));
   if (!make_link("nowhere", folder / "model.safetensors")) return;
-  CHECK_THROWS_WITH(bs::Checkpoint::open(folder.path()), Contains("leads nowhere"));
-  CHECK_THROWS_WITH(bs::Checkpoint::open(folder / "model.safetensors"), Contains("leads nowhere"));
+  CHECK_THROWS_WITH(bs::Checkpoint::open(folder.path()), ContainsSubstring("leads nowhere"));
+  CHECK_THROWS_WITH(bs::Checkpoint::open(folder / "model.safetensors"),
+                    ContainsSubstring("leads nowhere"));
 }
 
 TEST_CASE("model.safetensors counts before an index left beside it") {

@@ -148,7 +148,7 @@ TEST_CASE("b24 a conversion stopped anywhere goes on and ends with the same byte
       stopped = true;
     }
     if (!stopped) break;
-    CHECK_THROWS_WITH(bs::Checkpoint::open(folder), Catch::Matchers::Contains("has not ended"));
+    CHECK_THROWS_WITH(bs::Checkpoint::open(folder), ContainsSubstring("has not ended"));
     f.convert(folder);
     CHECK(contents(folder) == expected);
   }
@@ -193,7 +193,7 @@ TEST_CASE("nothing that somebody else put there is replaced") {
     f.shard_options.shard_byte_count = 1;
     f.convert(f.packed);
     f.shard_options.shard_byte_count = 1 << 30;
-    CHECK_THROWS_WITH(f.convert(f.packed), Catch::Matchers::Contains("--overwrite"));
+    CHECK_THROWS_WITH(f.convert(f.packed), ContainsSubstring("--overwrite"));
     f.convert(f.packed, {.overwrite = true});
     const auto checkpoint = bs::Checkpoint::open(f.packed);
     CHECK(checkpoint.files().size() == 1);
@@ -204,7 +204,7 @@ TEST_CASE("nothing that somebody else put there is replaced") {
     stop.progress = [](std::uint64_t, std::uint64_t) { throw Stop{}; };
     CHECK_THROWS_AS(f.convert(f.packed, stop), Stop);
     f.shard_options.shard_byte_count = 1 << 30;
-    CHECK_THROWS_WITH(f.convert(f.packed), Catch::Matchers::Contains("other options"));
+    CHECK_THROWS_WITH(f.convert(f.packed), ContainsSubstring("other options"));
     CHECK_NOTHROW(f.convert(f.packed, {.overwrite = true}));
   }
   SECTION("but what a run that was killed at once left is removed") {
@@ -217,7 +217,7 @@ TEST_CASE("nothing that somebody else put there is replaced") {
   SECTION("other files, unless asked to") {
     fs::create_directories(f.packed);
     support::write_text(f.packed / "notes.md", "mine");
-    CHECK_THROWS_WITH(f.convert(f.packed), Catch::Matchers::Contains("not empty"));
+    CHECK_THROWS_WITH(f.convert(f.packed), ContainsSubstring("not empty"));
     f.convert(f.packed, {.overwrite = true});
     CHECK(support::read_text(f.packed / "notes.md") == "mine");
   }
@@ -228,13 +228,12 @@ TEST_CASE("nothing that somebody else put there is replaced") {
         f.packed / bs::manifest_file_name,
         bs::format_shard_manifest(bs::sum_checkpoint(original, f.blocks, resident)));
     const auto before = contents(f.packed);
-    CHECK_THROWS_WITH(f.convert(f.packed, {.overwrite = true}),
-                      Catch::Matchers::Contains("other weights"));
+    CHECK_THROWS_WITH(f.convert(f.packed, {.overwrite = true}), ContainsSubstring("other weights"));
     CHECK(contents(f.packed) == before);
   }
   SECTION("the model's own folder") {
     CHECK_THROWS_WITH(f.convert(f.source, {.overwrite = true}),
-                      Catch::Matchers::Contains("its own folder"));
+                      ContainsSubstring("its own folder"));
   }
 }
 
@@ -248,7 +247,7 @@ TEST_CASE("a replacement that is stopped leaves an unfinished folder, not a mixe
     if (done > all / 2) throw Stop{};
   };
   CHECK_THROWS_AS(f.convert(f.packed, options), Stop);
-  CHECK_THROWS_WITH(bs::Checkpoint::open(f.packed), Catch::Matchers::Contains("has not ended"));
+  CHECK_THROWS_WITH(bs::Checkpoint::open(f.packed), ContainsSubstring("has not ended"));
   CHECK(f.convert(f.packed).files_kept > 0);
   CHECK(bs::verify_manifest(f.packed, *bs::Checkpoint::open(f.packed).manifest()).empty());
 }
@@ -263,7 +262,7 @@ TEST_CASE("a source that changed since is converted from the start") {
   fs::last_write_time(
       f.source / support::shard_name(0, 2),
       fs::last_write_time(f.source / support::shard_name(0, 2)) + std::chrono::seconds{5});
-  CHECK_THROWS_WITH(f.convert(f.packed), Catch::Matchers::Contains("--overwrite"));
+  CHECK_THROWS_WITH(f.convert(f.packed), ContainsSubstring("--overwrite"));
 }
 
 TEST_CASE("one flipped bit anywhere in a packed folder is found and named") {
@@ -292,7 +291,7 @@ TEST_CASE("one flipped bit anywhere in a packed folder is found and named") {
   text[block.extents[0].range.offset + 100] ^= 1;
   support::write_text(file, text);
   CHECK_THROWS_WITH(bs::verify_range(f.packed, manifest, block),
-                    Catch::Matchers::Contains("model.layers.1., chunk at 0): checksum "));
+                    ContainsSubstring("model.layers.1., chunk at 0): checksum "));
   CHECK(bs::verify_manifest(f.packed, manifest).size() == 2);  // the file, and the block in it
 }
 
@@ -333,7 +332,7 @@ TEST_CASE("a packed folder whose file or manifest is not what it was is refused 
   SECTION("a file was replaced") {
     const std::array tensors{support::raw_tensor("a", "U8", {7})};
     support::write_safetensors_file(f.packed / manifest.files[0].name, tensors);
-    CHECK_THROWS_WITH(bs::Checkpoint::open(f.packed), Catch::Matchers::Contains("convert"));
+    CHECK_THROWS_WITH(bs::Checkpoint::open(f.packed), ContainsSubstring("convert"));
   }
   SECTION("a file is missing") {
     fs::remove(f.packed / manifest.files[1].name);
@@ -355,8 +354,7 @@ TEST_CASE("a packed folder whose file or manifest is not what it was is refused 
 TEST_CASE("a tensor in two blocks cannot be packed and is named") {
   Fixture f;
   f.blocks.push_back({"model.", {"layers.0.mlp.up_proj.weight"}});
-  CHECK_THROWS_WITH(f.convert(f.packed),
-                    Catch::Matchers::Contains("model.layers.0.mlp.up_proj.weight"));
+  CHECK_THROWS_WITH(f.convert(f.packed), ContainsSubstring("model.layers.0.mlp.up_proj.weight"));
 }
 
 TEST_CASE("a packed folder can be packed again") {

@@ -42,8 +42,8 @@ TEST_CASE("a thread that the system refuses is an error, and those that run end 
       FAIL("it runs with fewer threads than were asked for");
     } catch (const bs::StorageError& error) {
       CHECK(error.code() == std::errc::resource_unavailable_try_again);
-      CHECK_THAT(error.what(), Catch::Matchers::Contains("thread " + std::to_string(refused + 1) +
-                                                         " of 3 cannot be started"));
+      CHECK_THAT(error.what(), ContainsSubstring("thread " + std::to_string(refused + 1) +
+                                                 " of 3 cannot be started"));
     }
     CHECK(started == refused);
     CHECK(ended == refused);

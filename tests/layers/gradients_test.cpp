@@ -145,14 +145,13 @@ TEST_CASE("a hand-written gradient refuses second derivatives, second uses and c
   };
   const at::Tensor y = bs::detail::gated(gate, up);
   CHECK_THROWS_WITH(pull(y, true, true),
-                    Catch::Matchers::Contains("GatedBackward has no second derivative"));
+                    ContainsSubstring("GatedBackward has no second derivative"));
   const Tensors first = pull(y, true, false);
   CHECK(at::equal(pull(y, false, false)[0], first[0]));
-  CHECK_THROWS_WITH(pull(y, false, false), Catch::Matchers::Contains("retain_graph"));
+  CHECK_THROWS_WITH(pull(y, false, false), ContainsSubstring("retain_graph"));
   const at::Tensor z = bs::detail::gated(gate, up);
   up.detach().add_(1);
-  CHECK_THROWS_WITH(pull(z, false, false),
-                    Catch::Matchers::Contains("modified by an inplace operation"));
+  CHECK_THROWS_WITH(pull(z, false, false), ContainsSubstring("modified by an inplace operation"));
 }
 
 TEST_CASE("nothing is recorded where no gradient is wanted") {

@@ -16,9 +16,8 @@ TEST_CASE("a folder that is locked is refused to the next, by every name, until 
   const support::TempFolder folder;
   bs::FolderLock held = bs::FolderLock::of(folder / "made/run");
   CHECK(fs::is_directory(folder / "made/run"));
-  CHECK_THROWS_WITH(
-      bs::FolderLock::of(folder / "made/run"),
-      Catch::Matchers::Contains("made") && Catch::Matchers::Contains("in use by another process"));
+  CHECK_THROWS_WITH(bs::FolderLock::of(folder / "made/run"),
+                    ContainsSubstring("made") && ContainsSubstring("in use by another process"));
   CHECK_THROWS_AS(bs::FolderLock::of(folder / "made/../made/run/"), bs::Error);
   CHECK_NOTHROW(bs::FolderLock::of(folder / "made"));
   bs::FolderLock moved = std::move(held);

@@ -35,5 +35,5 @@ TEST_CASE("a moved owner leaves nothing behind") {
 TEST_CASE("impossible sizes are refused with the number") {
   CHECK_THROWS_AS(bs::HugePages{std::numeric_limits<std::size_t>::max()}, bs::StorageError);
   CHECK_THROWS_WITH(bs::HugePages{std::size_t{1} << 62},
-                    Catch::Matchers::Contains("4611686018427387904 bytes"));
+                    ContainsSubstring("4611686018427387904 bytes"));
 }

@@ -57,6 +57,5 @@ TEST_CASE("a scratch file has no name while it is open") {
 
 TEST_CASE("a scratch file in a folder that is not there is refused by name") {
   CHECK_THROWS_WITH(bs::ScratchFile{"no-such-folder"},
-                    Catch::Matchers::Contains("no-such-folder") &&
-                        Catch::Matchers::Contains("cannot make a file"));
+                    ContainsSubstring("no-such-folder") && ContainsSubstring("cannot make a file"));
 }

@@ -251,9 +251,8 @@ TEST_CASE("what cannot work is refused") {
     auto options = small_options(1);
     options.slot_byte_budget = 10;
     using Pipeline = bs::BlockPipeline<HostBackend>;
-    CHECK_THROWS_WITH(
-        (Pipeline{support::ScriptedTier{images, script}, backend, options}),
-        Catch::Matchers::Contains("needs a slot of") && Catch::Matchers::Contains("budget is 10"));
+    CHECK_THROWS_WITH((Pipeline{support::ScriptedTier{images, script}, backend, options}),
+                      ContainsSubstring("needs a slot of") && ContainsSubstring("budget is 10"));
     CHECK(script.reads == 0);
   }
   SECTION("overlapping passes and leases") {

@@ -14,7 +14,6 @@
 namespace bs = block_streamer;
 using bs::HostBackend;
 using bs::HostMode;
-using Catch::Matchers::Contains;
 
 namespace {
 
@@ -122,8 +121,8 @@ TEST_CASE("t2 after close() a later failure reports its own cause") {
   } catch (const bs::StorageError& error) {
     message = error.what();
   }
-  CHECK_THAT(message, Contains("No space left"));
-  CHECK_THAT(message, !Contains("Permission"));
+  CHECK_THAT(message, ContainsSubstring("No space left"));
+  CHECK_THAT(message, !ContainsSubstring("Permission"));
 }
 
 TEST_CASE("t3 a prefetch that fails while the next pass begins, with reads still in flight") {

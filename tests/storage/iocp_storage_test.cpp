@@ -182,9 +182,9 @@ TEST_CASE("b64 a file that is missing or too short for a port is named") {
   const PatternFiles files;
   std::filesystem::resize_file(files.files[2], 400'000);
   CHECK_THROWS_WITH(bs::IocpStorage{files.map},
-                    Catch::Matchers::Contains("part 2.bin") && Catch::Matchers::Contains("400000"));
+                    ContainsSubstring("part 2.bin") && ContainsSubstring("400000"));
   std::filesystem::remove(files.files[1]);
-  CHECK_THROWS_WITH(bs::IocpStorage{files.map}, Catch::Matchers::Contains("part 1.bin"));
+  CHECK_THROWS_WITH(bs::IocpStorage{files.map}, ContainsSubstring("part 1.bin"));
 }
 
 TEST_CASE("a file that is deleted or replaced goes on being read by a port as it was") {

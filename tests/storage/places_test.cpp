@@ -19,7 +19,6 @@
 namespace bs = block_streamer;
 namespace fs = std::filesystem;
 using namespace bs::testing_support;
-using Catch::Matchers::Contains;
 
 namespace {
 
@@ -77,7 +76,7 @@ std::optional<bs::AnyStorage> made_within(const TierOverFiles& tier, const Patte
     return tier.make(files.map);
   } catch (const bs::StorageError& error) {
     CHECK(error.code() == std::errc::too_many_files_open);
-    CHECK_THAT(error.what(), Contains("part ") && Contains("ulimit -n"));
+    CHECK_THAT(error.what(), ContainsSubstring("part ") && ContainsSubstring("ulimit -n"));
     return std::nullopt;
   }
 }

@@ -7,7 +7,6 @@
 #include <support/catch.hpp>
 
 namespace bs = block_streamer;
-using Catch::Matchers::Contains;
 using support::batch;
 using support::make_mlps;
 using support::parameters_of;

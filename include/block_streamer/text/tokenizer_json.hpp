@@ -202,8 +202,9 @@ class TokenizerJsonReader {
 
   std::vector<std::int32_t> template_token(const JsonObject& component, const std::string& name) {
     const JsonObject tokens = component.object("special_tokens");
+    const JsonObject entry = tokens.object(name.c_str());
     std::vector<std::int32_t> ids;
-    for (const json& value : tokens.object(name.c_str()).array("ids")) {
+    for (const json& value : entry.array("ids")) {
       const std::int32_t id = checked_token_id(tokens, value, name);
       const bool known = parts_.model.vocabulary().text_of(id) != nullptr ||
                          std::any_of(parts_.added.begin(), parts_.added.end(),
