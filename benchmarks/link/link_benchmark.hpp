@@ -4,29 +4,22 @@
 #pragma once
 
 #include "../support/checkpointed_step.hpp"
+#include "../support/random_decoder.hpp"
 #include "../support/report.hpp"
 #include "link_options.hpp"
-#include "random_model.hpp"
 
-#include <block_streamer/block/resident_forward.hpp>
-#include <block_streamer/block/tensor_bridge.hpp>
-#include <block_streamer/lora/lora_adapter.hpp>
-#include <block_streamer/models/decoder_model.hpp>
 #include <block_streamer/optim/adamw.hpp>
 #include <block_streamer/streamer.hpp>
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/randn.h>
 
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -48,17 +41,12 @@ class LinkBenchmark {
       : side_{side},
         options_{options},
         report_{report},
-        config_{model_of(options.shape, options.layers)} {
-    for (std::size_t i = 0; i < config_.layer_count; ++i) {
-      blocks_.emplace_back(config_, i);
-      lora_blocks_.push_back({bs::decoder_block_prefix(i), blocks_.back().weight_specs()});
-    }
-  }
+        decoder_{side, {options.shape, options.layers, options.in_memory ? "" : options.folder}} {}
 
   /// @brief What streams comes first: where time runs out, the rest is the reference.
   void register_all() {
     const std::int64_t few = options_.short_tokens, many = options_.long_tokens;
-    const std::size_t layers = config_.layer_count;
+    const std::size_t layers = decoder_.config().layer_count;
     const std::size_t half = layers > 4 ? layers / 2 - 2 : 0;  // 16 of 36: 18 slots with the two
     const auto add = [this](const std::string& name, auto body) {
       register_once(report_, name, std::move(body));
@@ -96,35 +84,14 @@ class LinkBenchmark {
     }
   }
 
-  // ---- what the scenarios share, made when first needed
-
-  [[nodiscard]] bs::RamStorage& storage() {
-    if (storage_) return *storage_;
-    const std::filesystem::path folder = options_.folder;
-    if (options_.in_memory) {
-      storage_.emplace(random_blocks(config_));
-    } else {
-      if (!std::filesystem::exists(folder / "model.safetensors.index.json")) {
-        bs::RamStorage written = random_blocks(config_);
-        write_checkpoint(folder, written);
-      }
-      storage_.emplace(load_checkpoint(folder, config_));
-    }
-    return *storage_;
-  }
-  [[nodiscard]] std::uint64_t block_bytes() {
-    return storage().image(bs::BlockId{0}).layout.slot_byte_count[0];
-  }
-  [[nodiscard]] std::uint64_t all_bytes() { return block_bytes() * config_.layer_count; }
-
   /// The streamer with a budget of so many cached blocks; one at a time, since each page-locks.
   [[nodiscard]] Streamer& streamer(std::size_t cached) {
     if (streamer_ && cached_ == cached) return *streamer_;
     streamer_.reset();
     bs::StreamerOptions options;
     options.prefetch_ahead = 1;
-    options.device_budget = cached * bs::round_up(block_bytes(), bs::tensor_alignment);
-    streamer_.emplace(blocks_, BorrowedRam{storage()}, side_.backend(), options);
+    options.device_budget = cached * bs::round_up(decoder_.block_bytes(), bs::tensor_alignment);
+    streamer_.emplace(decoder_.blocks(), BorrowedRam{decoder_.storage()}, side_.backend(), options);
     cached_ = cached;
     return *streamer_;
   }
@@ -136,47 +103,9 @@ class LinkBenchmark {
   }
   [[nodiscard]] Streamer& training(std::size_t cached = 0) {
     Streamer& s = streamer(cached);
-    s.attach(adapter().table(lora_blocks_));
+    s.attach(decoder_.adapter().table(decoder_.lora_blocks()));
     s.train();
     return s;
-  }
-
-  [[nodiscard]] const bs::LoraAdapter& adapter() {
-    if (!adapter_) {
-      bs::LoraOptions options;  // rank 16, all linear maps
-      adapter_ = bs::make_lora_adapter(lora_blocks_, options, side_.device());
-      const c10::NoGradGuard no_grad;  // B is zero at first: A would get no gradient
-      for (const bs::LoraModule& module : adapter_->modules()) {
-        const at::Tensor b = at::randn(module.b.sizes(), at::detail::createCPUGenerator(3),
-                                       at::TensorOptions{}.dtype(at::kFloat));
-        at::Tensor leaf = module.b;
-        leaf.copy_(b.mul(0.01));
-      }
-    }
-    return *adapter_;
-  }
-  [[nodiscard]] std::vector<Tensors>& resident() {
-    if (!resident_.empty()) return resident_;
-    for (std::size_t i = 0; i < blocks_.size(); ++i) {
-      Tensors& weights = resident_.emplace_back();
-      const bs::BlockLayout& layout = storage().image(bs::block_at(i)).layout;
-      for (const bs::WeightSpec& spec : blocks_[i].weight_specs()) {
-        const bs::TensorPlacement& place = *layout.find(spec.name);
-        const at::Tensor host = bs::view_of(storage().writable_bytes(bs::block_at(i), place),
-                                            place.spec, at::Device{at::kCPU});
-        weights.push_back(host.to(side_.device(), host.scalar_type(), false, /*copy=*/true));
-      }
-    }
-    return resident_;
-  }
-  [[nodiscard]] at::Tensor input(std::int64_t tokens) const {
-    return at::randn({1, tokens, static_cast<std::int64_t>(config_.hidden_size)},
-                     at::detail::createCPUGenerator(1), at::TensorOptions{}.dtype(at::kFloat))
-        .to(side_.device(), at::kBFloat16);  // (1,T,C)
-  }
-  [[nodiscard]] bs::models::DecoderContext context(std::int64_t tokens) const {
-    const at::Tensor frequencies = bs::models::rotary_frequencies_of(config_).to(side_.device());
-    return bs::models::make_context(1, tokens, frequencies, at::kBFloat16);
   }
 
   // ---- measuring
@@ -193,18 +122,6 @@ class LinkBenchmark {
     settle();
     return std::chrono::duration<double>(Clock::now() - begin).count();
   }
-  /// Bytes a second of plain copies of all blocks out of the tier's own, page-locked memory.
-  [[nodiscard]] double link_rate() {
-    settle();
-    auto probe = side_.probe(block_bytes());
-    const double time = seconds_of([&] {
-      for (std::size_t i = 0; i < config_.layer_count; ++i)
-        probe.copy(storage().bytes(bs::block_at(i)), i % 2);
-      probe.finish();
-    });
-    return static_cast<double>(all_bytes()) / time;
-  }
-
   /// Bars on time are about devices; elsewhere the program is only tried out.
   [[nodiscard]] static std::optional<Bar> bar(Bar of_devices) {
     return Side::is_device ? std::optional{of_devices} : std::nullopt;
@@ -224,7 +141,8 @@ class LinkBenchmark {
     std::vector<double> times, rates;
     Measured result;
     for (std::size_t round = 0; round < options_.rounds; ++round) {
-      rates.push_back(link_rate());
+      settle();
+      rates.push_back(decoder_.link_rate());
       streamer.reset_stats();
       times.push_back(seconds_of(work));
       result.copied = streamer.statistics().bytes_copied;
@@ -248,13 +166,6 @@ class LinkBenchmark {
   [[nodiscard]] at::Tensor run_streamed(const at::Tensor& x, bs::models::DecoderContext& c) {
     return streamer_->forward(x, c);
   }
-  [[nodiscard]] at::Tensor run_resident(const at::Tensor& x, bs::models::DecoderContext& c,
-                                        const bs::AdapterTable* table) {
-    return bs::resident_forward<Block>(blocks_, resident(), x, c, table, table != nullptr);
-  }
-  void forget_gradients() {
-    for (const at::Tensor& p : adapter().parameters()) p.mutable_grad() = at::Tensor{};
-  }
   /// Stands for a head.
   [[nodiscard]] static at::Tensor loss_of(const at::Tensor& output) {
     return output.to(at::kFloat).square().mean();
@@ -262,14 +173,14 @@ class LinkBenchmark {
   /// Forward and backward.
   template <class Forward>
   void step(Forward&& forward) {
-    forget_gradients();
+    decoder_.forget_gradients();
     loss_of(forward()).backward();
   }
   void step_resident(const at::Tensor& x, bs::models::DecoderContext& c,
                      const bs::AdapterTable& table, bool recompute) {
-    if (!recompute) return step([&] { return run_resident(x, c, &table); });
-    forget_gradients();
-    checkpointed_step<Block>(blocks_, resident(), x, c, table, loss_of);
+    if (!recompute) return step([&] { return decoder_.run_resident(x, c, &table); });
+    decoder_.forget_gradients();
+    checkpointed_step<Block>(decoder_.blocks(), decoder_.resident(), x, c, table, loss_of);
   }
 
   // ---- scenarios
@@ -278,12 +189,12 @@ class LinkBenchmark {
     const bs::TransferShape& shape = evaluating().shape();
     std::uint64_t locked = 0;
     if (shape.chunk_byte_count == 0) {
-      for (const auto& region : storage().regions()) locked += region.size();
+      for (const auto& region : decoder_.storage().regions()) locked += region.size();
     } else {
       locked = shape.chunk_byte_count * shape.ticket_count;
     }
     state.SetIterationTime(1e-9);
-    const auto weights = static_cast<double>(all_bytes());
+    const auto weights = static_cast<double>(decoder_.all_bytes());
     report_.add(
         state, {"page-locked bytes / weight bytes", static_cast<double>(locked) / 1073741824.0,
                 "GiB", weights / 1073741824.0, static_cast<double>(locked) / weights, at_most(1.02),
@@ -293,9 +204,10 @@ class LinkBenchmark {
   void streamed_forward(benchmark::State& state, std::int64_t tokens) {
     Streamer& s = evaluating();
     const c10::NoGradGuard no_grad;
-    const at::Tensor x = input(tokens);
-    auto c = context(tokens);
-    const Measured m = alternate(s, config_.layer_count, [&] { (void)run_streamed(x, c); });
+    const at::Tensor x = decoder_.input(tokens);
+    auto c = decoder_.context(tokens);
+    const Measured m =
+        alternate(s, decoder_.config().layer_count, [&] { (void)run_streamed(x, c); });
     count(state, m);
     const double rate = static_cast<double>(m.copied) / m.time_s;
     report_.add(state, {"forward 1x" + std::to_string(tokens) + ", share of memcpy", rate / 1e9,
@@ -305,10 +217,10 @@ class LinkBenchmark {
 
   void lora_step(benchmark::State& state, std::size_t cached, double most) {
     Streamer& s = training(cached);
-    const at::Tensor x = input(options_.short_tokens);
-    auto c = context(options_.short_tokens);
+    const at::Tensor x = decoder_.input(options_.short_tokens);
+    auto c = decoder_.context(options_.short_tokens);
     const std::uint64_t slots = s.shape().slot_count;
-    const Measured m = alternate(s, 2 * (config_.layer_count - slots),
+    const Measured m = alternate(s, 2 * (decoder_.config().layer_count - slots),
                                  [&] { step([&] { return run_streamed(x, c); }); });
     count(state, m);
     const double limit = static_cast<double>(m.copied) / m.link_bytes_per_s;
@@ -320,17 +232,18 @@ class LinkBenchmark {
 
   void lora_step_adamw(benchmark::State& state) {
     Streamer& s = training();
-    const at::Tensor x = input(options_.short_tokens);
-    auto c = context(options_.short_tokens);
+    const at::Tensor x = decoder_.input(options_.short_tokens);
+    auto c = decoder_.context(options_.short_tokens);
     bs::AdamW optimizer;
-    std::vector<at::Tensor> parameters = adapter().parameters();
+    std::vector<at::Tensor> parameters = decoder_.adapter().parameters();
     bs::StepContext at_step{.step = 0};
     at_step.learning_rate = 1e-5;
-    const Measured m = alternate(s, 2 * (config_.layer_count - s.shape().slot_count), [&] {
-      step([&] { return run_streamed(x, c); });
-      ++at_step.step;
-      optimizer.step(parameters, at_step);
-    });
+    const Measured m =
+        alternate(s, 2 * (decoder_.config().layer_count - s.shape().slot_count), [&] {
+          step([&] { return run_streamed(x, c); });
+          ++at_step.step;
+          optimizer.step(parameters, at_step);
+        });
     count(state, m);
     const double limit = static_cast<double>(m.copied) / m.link_bytes_per_s;
     report_.add(state,
@@ -339,15 +252,15 @@ class LinkBenchmark {
 
   void resident_forward(benchmark::State& state, std::int64_t tokens) {
     const c10::NoGradGuard no_grad;
-    const at::Tensor x = input(tokens);
-    auto c = context(tokens);
+    const at::Tensor x = decoder_.input(tokens);
+    auto c = decoder_.context(tokens);
     time_resident(state, "resident forward 1x" + std::to_string(tokens),
-                  [&] { (void)run_resident(x, c, nullptr); });
+                  [&] { (void)decoder_.run_resident(x, c, nullptr); });
   }
   void resident_step(benchmark::State& state, bool recompute) {
-    const at::Tensor x = input(options_.short_tokens);
-    auto c = context(options_.short_tokens);
-    const bs::AdapterTable table = adapter().table(lora_blocks_);
+    const at::Tensor x = decoder_.input(options_.short_tokens);
+    auto c = decoder_.context(options_.short_tokens);
+    const bs::AdapterTable table = decoder_.adapter().table(decoder_.lora_blocks());
     time_resident(state,
                   "resident LoRA step 1x" + std::to_string(options_.short_tokens) +
                       (recompute ? ", recomputing" : ""),
@@ -393,7 +306,7 @@ class LinkBenchmark {
       results.push_back(output.detach().cpu());
       return output;
     });
-    for (const at::Tensor& p : adapter().parameters()) {
+    for (const at::Tensor& p : decoder_.adapter().parameters()) {
       if (!p.grad().defined()) throw std::runtime_error{"a parameter got no gradient"};
       results.push_back(p.grad().cpu());
     }
@@ -416,11 +329,11 @@ class LinkBenchmark {
   }
   void compare_bits(benchmark::State& state, bool strict, const std::string& note) {
     const Deterministic deterministic{strict};
-    const at::Tensor x = input(options_.short_tokens);
-    auto c = context(options_.short_tokens);
-    const bs::AdapterTable table = adapter().table(lora_blocks_);
-    const Tensors first = results_of([&] { return run_resident(x, c, &table); });
-    const Tensors second = results_of([&] { return run_resident(x, c, &table); });
+    const at::Tensor x = decoder_.input(options_.short_tokens);
+    auto c = decoder_.context(options_.short_tokens);
+    const bs::AdapterTable table = decoder_.adapter().table(decoder_.lora_blocks());
+    const Tensors first = results_of([&] { return decoder_.run_resident(x, c, &table); });
+    const Tensors second = results_of([&] { return decoder_.run_resident(x, c, &table); });
     (void)training();
     const Tensors streamed = results_of([&] { return run_streamed(x, c); });
     if (!at::isfinite(first.front()).all().item<bool>()) {
@@ -447,18 +360,18 @@ class LinkBenchmark {
 
   void memory_of_forward(benchmark::State& state, std::int64_t tokens) {
     const c10::NoGradGuard no_grad;
-    const at::Tensor x = input(tokens);
-    auto c = context(tokens);
+    const at::Tensor x = decoder_.input(tokens);
+    auto c = decoder_.context(tokens);
     (void)evaluating();
-    forget_gradients();
+    decoder_.forget_gradients();
     compare_memory(
         state, "device bytes, forward 1x" + std::to_string(tokens),
-        [&] { (void)run_resident(x, c, nullptr); }, [&] { (void)run_streamed(x, c); });
+        [&] { (void)decoder_.run_resident(x, c, nullptr); }, [&] { (void)run_streamed(x, c); });
   }
   void memory_of_step(benchmark::State& state, bool recompute) {
-    const at::Tensor x = input(options_.short_tokens);
-    auto c = context(options_.short_tokens);
-    const bs::AdapterTable table = adapter().table(lora_blocks_);
+    const at::Tensor x = decoder_.input(options_.short_tokens);
+    auto c = decoder_.context(options_.short_tokens);
+    const bs::AdapterTable table = decoder_.adapter().table(decoder_.lora_blocks());
     (void)training();
     compare_memory(
         state, std::string{"device bytes, LoRA step"} + (recompute ? ", resident recomputing" : ""),
@@ -482,7 +395,8 @@ class LinkBenchmark {
     const double resident_peak = peak_of(resident_run);
     const double streamed_peak = peak_of(streamed_run);
     // The weights of the reference are no part of a streamed run.
-    const double others = static_cast<double>(side_.allocated()) - static_cast<double>(all_bytes());
+    const double others =
+        static_cast<double>(side_.allocated()) - static_cast<double>(decoder_.all_bytes());
     const auto ours = static_cast<double>(side_.backend_bytes());
     const auto slots =
         static_cast<double>(streamer_->shape().slot_count * streamer_->shape().slot_byte_count);
@@ -503,13 +417,8 @@ class LinkBenchmark {
   Side& side_;
   LinkOptions options_;
   Report& report_;
-  bs::ModelConfig config_;
-  std::vector<Block> blocks_;
-  std::vector<bs::LoraBlock> lora_blocks_;
-  std::optional<bs::RamStorage> storage_;
-  std::vector<Tensors> resident_;
-  std::optional<bs::LoraAdapter> adapter_;
-  std::optional<Streamer> streamer_;  // last: it uses the storage
+  RandomDecoder<Side> decoder_;
+  std::optional<Streamer> streamer_;  // after the decoder: it uses its storage
   std::size_t cached_ = 0;
 };
 

@@ -2,7 +2,7 @@
 // The scenarios, for any backend.
 #pragma once
 
-#include "../link/random_model.hpp"
+#include "../support/random_model.hpp"
 #include "process_figures.hpp"
 #include "read_probe.hpp"
 #include "tiers_options.hpp"

@@ -219,10 +219,14 @@ class Checker:
             visit(header, [])
 
     def sources(self):
-        skipped = {"build", ".venv", ".git", "models", ".cache", "__pycache__"}
+        skipped = {"build", "models", "__pycache__"}
+
+        def is_foreign(part):
+            return part in skipped or part.startswith("build-") or (part.startswith(".") and part != ".ci")
+
         for path in sorted(self.root.rglob("*")):
             parts = path.relative_to(self.root).parts
-            if path.is_file() and not any(p in skipped or p.startswith("build-") for p in parts):
+            if path.is_file() and not any(map(is_foreign, parts[:-1])):
                 yield path
 
     def check_tree(self):

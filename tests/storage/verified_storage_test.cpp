@@ -127,6 +127,23 @@ TEST_CASE("a mismatch is located with its chunk and both sums") {
   CHECK(tier.locate(block, 0) == r.files.map.locate(block, 0));  // only of the read that failed
 }
 
+TEST_CASE("every one of several reads that fail together is located, until it is read again") {
+  const Rounded r{1};
+  const bs::BlockId block{4};
+  flip(r.files.files[2], 100'000 + 5 * 4096);
+  bs::VerifiedStorage tier{bs::FileStorage{r.files.map}, r.sums()};
+  const std::vector<std::uint64_t> begins{8192, 3 * 4096, 5 * 4096, 5 * 4096 + 100};
+  for (const std::uint64_t begin : begins)
+    CHECK(read_error(tier, block, {begin, 20'000}) == bs::ChecksumErrc::mismatch);
+  for (const std::uint64_t begin : begins) {
+    INFO("image offset " << begin);
+    CHECK(tier.locate(block, begin).find(", chunk at 20480: checksum ") != std::string::npos);
+  }
+  flip(r.files.files[2], 100'000 + 5 * 4096);  // as it was
+  CHECK(read_error(tier, block, {8192, 20'000}) == std::error_code{});
+  CHECK(tier.locate(block, 8192) == r.files.map.locate(block, 8192));
+}
+
 TEST_CASE("an error of the tier is passed on, in the read and in the rest of a chunk") {
   const Rounded r{1};
   for (const std::uint64_t number : {0, 1, 2}) {

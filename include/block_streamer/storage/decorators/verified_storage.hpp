@@ -113,11 +113,19 @@ class VerifiedStorage {
     std::uint64_t image_offset;  ///< where the read began
     std::size_t chunk;
     std::uint32_t found;
+
+    [[nodiscard]] bool is_of(BlockId other, std::uint64_t offset) const noexcept {
+      return block == other && image_offset == offset;
+    }
   };
+  /// Several reads that are in flight together can fail before the first is asked about.
+  static constexpr std::size_t most_mismatches = 64;
 
   struct State {
     State(Inner held, std::vector<ImageSums> held_sums)
-        : sums{std::move(held_sums)}, inner{std::move(held)} {}
+        : sums{std::move(held_sums)}, inner{std::move(held)} {
+      mismatches.reserve(most_mismatches);
+    }
     State(const State&) = delete;
     State& operator=(const State&) = delete;
     ~State() {
@@ -129,6 +137,7 @@ class VerifiedStorage {
       {
         const std::scoped_lock lock{mutex};
         ++in_flight;
+        forget_mismatch(read->block, read->range.offset);
       }
       const BlockId block = read->block;
       const ByteRange range = read->range;
@@ -201,8 +210,15 @@ class VerifiedStorage {
       const std::uint32_t found = of_block.sum(chunk, begin, bytes);
       if (found == of_block.expected(chunk)) return true;
       const std::scoped_lock lock{mutex};
-      mismatch = Mismatch{read.block, read.range.offset, chunk, found};
+      forget_mismatch(read.block, read.range.offset);
+      if (mismatches.size() == most_mismatches) mismatches.erase(mismatches.begin());
+      mismatches.push_back({read.block, read.range.offset, chunk, found});
       return false;
+    }
+    /// @pre the lock is held.
+    void forget_mismatch(BlockId block, std::uint64_t image_offset) noexcept {
+      std::erase_if(mismatches,
+                    [&](const Mismatch& known) { return known.is_of(block, image_offset); });
     }
     void end(std::unique_ptr<Read> read, std::error_code error) noexcept {
       IoCompletion done = std::move(read->done);
@@ -218,8 +234,8 @@ class VerifiedStorage {
       std::optional<Mismatch> wrong;
       {
         const std::scoped_lock lock{mutex};
-        if (mismatch && mismatch->block == block && mismatch->image_offset == image_offset) {
-          wrong = mismatch;
+        for (const Mismatch& known : mismatches) {
+          if (known.is_of(block, image_offset)) wrong = known;
         }
       }
       if (!wrong) return inner_place(block, image_offset);
@@ -241,7 +257,7 @@ class VerifiedStorage {
     mutable std::mutex mutex;  // guards the three below
     std::condition_variable ended;
     std::size_t in_flight = 0;
-    std::optional<Mismatch> mismatch;  ///< the last one
+    std::vector<Mismatch> mismatches;  ///< the latest of each read, the newest last
     Inner inner;
   };
 

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scenarios, for any device. @see HostSide, CudaSide
+#pragma once
+
+#include "../support/checkpointed_step.hpp"
+#include "../support/random_decoder.hpp"
+#include "../support/report.hpp"
+#include "step_bound.hpp"
+#include "training_step_options.hpp"
+
+#include <block_streamer/layers/rms_norm.hpp>
+#include <block_streamer/optim/adamw.hpp>
+#include <block_streamer/streamer.hpp>
+#include <block_streamer/train/chunked_loss.hpp>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace block_streamer_benchmarks {
+
+/// @brief A LoRA step on all linear maps, with final norm, head, chunked loss and AdamW, beside the
+/// exact bound of its pipeline.
+template <class Side>
+class TrainingStepBenchmark {
+ public:
+  using Block = bs::models::DecoderBlock;
+  using Context = bs::models::DecoderContext;
+  using Streamer = bs::Streamer<Block, BorrowedRam, bs::ExternalOptimizer, typename Side::Backend>;
+
+  TrainingStepBenchmark(Side& side, const TrainingStepOptions& options, Report& report)
+      : side_{side},
+        options_{options},
+        report_{report},
+        decoder_{side, {options.shape, options.layers, {}}} {}
+
+  void register_all() {
+    for (const std::int64_t cached : options_.cached) {
+      for (const std::int64_t tokens : options_.tokens) {
+        register_once(
+            report_,
+            "lora_step/" + std::to_string(cached + 2) + "_slots/1x" + std::to_string(tokens),
+            [=, this](auto& state) {
+              measure(state, static_cast<std::size_t>(cached), 1, tokens);
+            });
+      }
+    }
+    const std::vector<std::int64_t>& together = options_.micro_batches;
+    if (together.size() != 2) throw std::invalid_argument{"--micro-batches is COUNTxTOKENS"};
+    if (together[0] < 2) return;
+    register_once(
+        report_,
+        "lora_step/2_slots/" + std::to_string(together[0]) + "x" + std::to_string(together[1]),
+        [=, this](auto& state) {
+          measure(state, 0, static_cast<std::size_t>(together[0]), together[1]);
+        });
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  /// What one row trains on.
+  struct Batch {
+    std::vector<at::Tensor> inputs;  ///< (1,T,C) each
+    std::vector<Context> contexts;
+    bs::TokenTargets targets;  ///< of one micro-batch
+    double scored = 0;         ///< in all of them
+  };
+
+  [[nodiscard]] Batch batch_of(std::size_t count, std::int64_t tokens) {
+    Batch batch;
+    for (std::size_t i = 0; i < count; ++i) {
+      batch.inputs.push_back(decoder_.input(tokens));
+      batch.contexts.push_back(decoder_.context(tokens));
+    }
+    batch.targets.targets =
+        at::randint(options_.vocabulary, {1, tokens}, at::detail::createCPUGenerator(5),
+                    at::TensorOptions{}.dtype(at::kLong));
+    batch.targets.count = static_cast<std::uint64_t>(tokens);
+    batch.scored = static_cast<double>(tokens) * static_cast<double>(count);
+    return batch;
+  }
+  [[nodiscard]] const at::Tensor& head() {
+    if (head_.defined()) return head_;
+    const auto width = static_cast<std::int64_t>(decoder_.config().hidden_size);
+    const auto half = at::TensorOptions{}.dtype(at::kBFloat16).device(side_.device());
+    head_ = at::randn({options_.vocabulary, width}, half).mul_(0.01);  // (V,C)
+    norm_ = at::ones({width}, half);
+    return head_;
+  }
+  [[nodiscard]] at::Tensor loss_of(const at::Tensor& hidden, const Batch& batch) {
+    const at::Tensor& head_weight = head();
+    const auto logits_of = [&](const at::Tensor& rows) {
+      return at::linear(bs::rms_norm(rows, norm_, decoder_.config().rms_norm_eps), head_weight);
+    };
+    return bs::chunked_token_loss(logits_of, hidden, batch.targets,
+                                  static_cast<std::uint64_t>(options_.vocabulary))
+        .sum.div(batch.scored);
+  }
+
+  [[nodiscard]] Streamer& streamer(std::size_t cached) {
+    if (streamer_ && cached_ == cached) return *streamer_;
+    streamer_.reset();
+    bs::StreamerOptions options;
+    options.prefetch_ahead = 1;
+    options.device_budget = cached * bs::round_up(decoder_.block_bytes(), bs::tensor_alignment);
+    if (options_.activations == "ram") options.activations.place = bs::ActivationPlace::ram;
+    streamer_.emplace(decoder_.blocks(), BorrowedRam{decoder_.storage()}, side_.backend(), options);
+    streamer_->attach(decoder_.adapter().table(decoder_.lora_blocks()));
+    streamer_->train();
+    cached_ = cached;
+    return *streamer_;
+  }
+
+  void optimize() {
+    std::vector<at::Tensor> parameters = decoder_.adapter().parameters();
+    ++at_step_.step;
+    at_step_.learning_rate = 1e-6;
+    optimizer_.step(parameters, at_step_);
+    decoder_.forget_gradients();
+  }
+  void step(Batch& batch) {
+    std::vector<at::Tensor> outputs = streamer_->forward(batch.inputs, batch.contexts);
+    at::Tensor loss;
+    for (at::Tensor& output : outputs) {
+      const at::Tensor own = loss_of(output, batch);
+      loss = loss.defined() ? loss + own : own;
+      output = at::Tensor{};
+    }
+    loss.backward();
+    optimize();
+  }
+
+  void settle() {
+    if (streamer_) streamer_->drain();
+    side_.synchronize();
+  }
+  template <class Work>
+  [[nodiscard]] double seconds_of(Work&& work) {
+    settle();
+    const auto begin = Clock::now();
+    work();
+    settle();
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+
+  /// The same work with resident weights, stage by stage; times of all micro-batches.
+  [[nodiscard]] StepParts parts_of(Batch& batch) {
+    StepParts parts;
+    const auto layers = static_cast<double>(decoder_.config().layer_count);
+    for (std::size_t i = 0; i < batch.inputs.size(); ++i) {
+      ResidentPass pass{*this, batch.contexts[i]};
+      parts.forward_s += seconds_of([&] { pass.forward(batch.inputs[i]); }) / layers;
+      parts.head_s += seconds_of([&] { pass.head(batch); });
+      parts.backward_s += seconds_of([&] { pass.backward(); }) / layers;
+    }
+    parts.optimizer_s = seconds_of([&] { optimize(); });
+    return parts;
+  }
+
+  /// A step that keeps the blocks' inputs only, as a streamed one does.
+  class ResidentPass {
+   public:
+    ResidentPass(TrainingStepBenchmark& owner, Context& context)
+        : owner_{owner},
+          context_{context},
+          adapters_{owner.decoder_.adapter().table(owner.decoder_.lora_blocks())} {
+      static_cast<void>(owner_.decoder_.resident());
+    }
+    void forward(const at::Tensor& input) {
+      const c10::NoGradGuard no_grad;
+      inputs_ = {input};
+      for (std::size_t i = 0; i < owner_.decoder_.blocks().size(); ++i)
+        inputs_.push_back(run(i, inputs_.back()));
+    }
+    void head(const Batch& batch) {
+      const at::Tensor output = inputs_.back().detach().set_requires_grad(true);
+      owner_.loss_of(output, batch).backward();
+      gradient_ = output.grad();
+      inputs_.pop_back();
+    }
+    void backward() {
+      for (std::size_t i = owner_.decoder_.blocks().size(); i-- > 0;) {
+        const at::Tensor x = inputs_[i].detach().set_requires_grad(i > 0);
+        run(i, x).backward(gradient_);
+        gradient_ = x.grad();
+        inputs_.pop_back();
+      }
+    }
+    /// The largest graph that a backward holds.
+    void one_visit(const at::Tensor& input) {
+      const at::Tensor x = input.detach().set_requires_grad(true);
+      run(0, x).backward(input);
+      owner_.decoder_.forget_gradients();
+    }
+
+   private:
+    [[nodiscard]] at::Tensor run(std::size_t i, const at::Tensor& x) {
+      woven_.clear();
+      for (const auto& adapter : adapters_.blocks[i].by_weight) woven_.push_back(adapter.get());
+      return owner_.decoder_.blocks()[i].forward(
+          bs::Weights{owner_.decoder_.resident()[i], woven_, true}, x, context_);
+    }
+
+    TrainingStepBenchmark& owner_;
+    Context& context_;
+    bs::AdapterTable adapters_;
+    std::vector<const bs::ProjectionAdapter*> woven_;
+    std::vector<at::Tensor> inputs_;
+    at::Tensor gradient_;
+  };
+
+  void measure(benchmark::State& state, std::size_t cached, std::size_t count,
+               std::int64_t tokens) {
+    Streamer& s = streamer(cached);
+    Batch batch = batch_of(count, tokens);
+    static_cast<void>(head());
+    for (int i = 0; i < 2; ++i) {  // warm: kernels, allocator, residency
+      step(batch);
+      static_cast<void>(parts_of(batch));
+    }
+    std::vector<double> times, ratios, limits;
+    StepParts parts;
+    StepLink link{decoder_.config().layer_count, s.shape().slot_count, 0};
+    for (std::size_t round = 0; round < options_.rounds; ++round) {
+      settle();
+      link.link_bytes_per_s = decoder_.link_rate();
+      parts = parts_of(batch);
+      const StepBound bound = step_bound(decoder_.storage().image(bs::BlockId{0}), link, parts);
+      s.reset_stats();
+      times.push_back(seconds_of([&] { step(batch); }));
+      if (s.statistics().fetches != bound.fetches)
+        throw std::runtime_error{"a step fetched " + std::to_string(s.statistics().fetches) +
+                                 " blocks, the bound " + std::to_string(bound.fetches)};
+      limits.push_back(bound.time_s);
+      ratios.push_back(times.back() / bound.time_s);
+    }
+    report_time(state, name_of(cached, count, tokens), {times, limits, ratios}, link, parts);
+    report_memory(state, batch, name_of(cached, count, tokens));
+  }
+
+  [[nodiscard]] static std::string name_of(std::size_t cached, std::size_t count,
+                                           std::int64_t tokens) {
+    return std::to_string(count) + "x" + std::to_string(tokens) + ", " +
+           std::to_string(cached + 2) + " slots";
+  }
+  struct Times {
+    std::vector<double> steps, limits, ratios;
+  };
+  void report_time(benchmark::State& state, const std::string& name, const Times& times,
+                   const StepLink& link, const StepParts& parts) {
+    state.SetIterationTime(median(times.steps));
+    state.counters["link_GB_per_s"] = link.link_bytes_per_s / 1e9;
+    state.counters["forward_ms"] = parts.forward_s * 1e3;
+    state.counters["backward_ms"] = parts.backward_s * 1e3;
+    state.counters["head_ms"] = parts.head_s * 1e3;
+    state.counters["optimizer_ms"] = parts.optimizer_s * 1e3;
+    const auto [least, most] = std::minmax_element(times.ratios.begin(), times.ratios.end());
+    char note[200];
+    std::snprintf(
+        note, sizeof note,
+        "(%.3f ... %.3f) block %.2f + %.2f, copy %.2f, head %.1f, AdamW %.1f ms; resident %.1f ms",
+        *least, *most, parts.forward_s * 1e3, parts.backward_s * 1e3,
+        static_cast<double>(decoder_.block_bytes()) / link.link_bytes_per_s * 1e3,
+        parts.head_s * 1e3, parts.optimizer_s * 1e3, parts.compute_s(link.layers) * 1e3);
+    report_.add(state, {"LoRA step " + name + " / recurrence", median(times.steps) * 1e3, "ms",
+                        median(times.limits) * 1e3, median(times.ratios),
+                        Side::is_device ? std::optional{at_most(1.06)} : std::nullopt, note});
+    report_.add({"bytes copied, " + name,
+                 static_cast<double>(streamer_->statistics().bytes_copied) / 1e9, "GB"});
+  }
+
+  /// What the device holds at most, against what a step needs: what is resident, the slots, the
+  /// inputs that wait, and the larger of one block's graph and the head's chunk.
+  void report_memory(benchmark::State& state, Batch& batch, const std::string& name) {
+    if (!Side::is_device) return;
+    const double weights = static_cast<double>(decoder_.all_bytes());  // of the resident reference
+    const double input = static_cast<double>(batch.inputs[0].nbytes());
+    const double stored =
+        (options_.activations == "ram" ? 2.0 : static_cast<double>(decoder_.config().layer_count)) *
+        input * static_cast<double>(batch.inputs.size());
+    const double visit =
+        std::max(peak_of([&] { one_block(batch); }), peak_of([&] { one_head(batch); }));
+    const double peak = peak_of([&] { step(batch); });
+    const double others = static_cast<double>(side_.allocated()) - weights;
+    const double slots =
+        static_cast<double>(streamer_->shape().slot_count * streamer_->shape().slot_byte_count);
+    const double measured = others + peak + static_cast<double>(side_.backend_bytes());
+    const double stated = others + slots + stored + visit;
+    char note[120];
+    std::snprintf(note, sizeof note,
+                  "resident %.0f + slots %.0f + inputs %.0f + one visit %.0f MiB", others / mib,
+                  slots / mib, stored / mib, visit / mib);
+    report_.add(state, {"device bytes, " + name, measured / mib, "MiB", stated / mib,
+                        measured / stated, std::nullopt, note});
+  }
+  void one_block(Batch& batch) {
+    ResidentPass pass{*this, batch.contexts[0]};
+    pass.one_visit(batch.inputs[0]);
+  }
+  void one_head(Batch& batch) {
+    const at::Tensor output = batch.inputs[0].detach().clone().set_requires_grad(true);
+    loss_of(output, batch).backward();
+  }
+  template <class Work>
+  [[nodiscard]] double peak_of(Work&& work) {
+    settle();
+    const double before = static_cast<double>(side_.allocated());
+    side_.reset_peak();
+    work();
+    settle();
+    return static_cast<double>(side_.peak()) - before;
+  }
+
+  static constexpr double mib = 1048576;
+
+  Side& side_;
+  TrainingStepOptions options_;
+  Report& report_;
+  RandomDecoder<Side> decoder_;
+  at::Tensor head_;  // (V,C)
+  at::Tensor norm_;  // (C)
+  bs::AdamW optimizer_;
+  bs::StepContext at_step_{.step = 0};
+  std::optional<Streamer> streamer_;  // after the decoder: it uses its storage
+  std::size_t cached_ = 0;
+};
+
+/// @brief Registers the scenarios and runs what the command line selects.
+template <class Side>
+void run_training_step(Side& side, const TrainingStepOptions& options, Report& report) {
+  TrainingStepBenchmark<Side> scenarios{side, options, report};
+  scenarios.register_all();
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::ClearRegisteredBenchmarks();
+}
+
+}  // namespace block_streamer_benchmarks
