@@ -28,7 +28,8 @@ namespace block_streamer_benchmarks {
 
 namespace bs = block_streamer;
 
-/// @param shape  "qwen3-8b", "qwen3-0.6b", "tiny"; @param layers  0: as the shape has.
+/// @param shape  "qwen3-8b", "qwen3-1.7b", "qwen3-0.6b", "tiny"; @param layers  0: as the shape
+/// has.
 [[nodiscard]] inline bs::ModelConfig model_of(const std::string& shape, std::size_t layers) {
   bs::ModelConfig config;
   config.path = shape;
@@ -48,13 +49,16 @@ namespace bs = block_streamer;
   };
   if (shape == "qwen3-8b") {
     set(4096, 12288, 32, 8, 36);
+  } else if (shape == "qwen3-1.7b") {
+    set(2048, 6144, 16, 8, 28);
   } else if (shape == "qwen3-0.6b") {
     set(1024, 3072, 16, 8, 28);
   } else if (shape == "tiny") {
     config.head_dim = 32;
     set(128, 384, 4, 2, 6);
   } else {
-    throw std::invalid_argument{"unknown shape " + shape + " (qwen3-8b, qwen3-0.6b, tiny)"};
+    throw std::invalid_argument{"unknown shape " + shape +
+                                " (qwen3-8b, qwen3-1.7b, qwen3-0.6b, tiny)"};
   }
   if (layers != 0) config.layer_count = layers;
   return config;

@@ -5,6 +5,7 @@
 #include "../support/checkpointed_step.hpp"
 #include "../support/random_decoder.hpp"
 #include "../support/report.hpp"
+#include "full_step_benchmark.hpp"
 #include "step_bound.hpp"
 #include "training_step_options.hpp"
 
@@ -345,6 +346,8 @@ template <class Side>
 void run_training_step(Side& side, const TrainingStepOptions& options, Report& report) {
   TrainingStepBenchmark<Side> scenarios{side, options, report};
   scenarios.register_all();
+  std::optional<FullStepBenchmark<Side>> full;
+  if (options.full_shape != "none") full.emplace(side, options, report).register_all();
   benchmark::RunSpecifiedBenchmarks();
   benchmark::ClearRegisteredBenchmarks();
 }

@@ -30,6 +30,8 @@ struct TrainingStepOptions {
         micro_batches{numbers_in(arguments.text("--micro-batches", "8x2048"), 'x')},
         cached{numbers_in(arguments.text("--cached", "0"), ',')},
         activations{arguments.text("--activations", "device")},
+        full_shape{arguments.text("--full-shape", "qwen3-1.7b")},
+        full_tokens{static_cast<std::int64_t>(arguments.number("--full-tokens", 2048))},
         rounds{std::max<std::size_t>(arguments.number("--rounds", 5), 1)} {}
 
   std::string device;  ///< cuda, or cpu: a detached host backend, to try the program out
@@ -40,7 +42,9 @@ struct TrainingStepOptions {
   std::vector<std::int64_t> micro_batches;  ///< how many together, tokens of each
   std::vector<std::int64_t> cached;         ///< blocks beyond the two slots, each a row
   std::string activations;                  ///< device or ram: where the blocks' inputs wait
-  std::size_t rounds;                       ///< probe, parts and step alternate so often
+  std::string full_shape;                   ///< of the step that trains all parameters; "none": not
+  std::int64_t full_tokens;
+  std::size_t rounds;  ///< probe, parts and step alternate so often
 };
 
 /// @brief Runs everything on a detached host backend.

@@ -6,7 +6,9 @@ usage: cuda_test.py PROGRAM [unittest arguments…]
 Exits with 77 (skipped) where the program cannot use a CUDA device, and says why.
 """
 
+import concurrent.futures
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -62,36 +64,42 @@ class CudaTest(unittest.TestCase):
         for eighths in (9, 18):  # one block of the three in memory, two
             yield ["--storage", "tiered", "--ram-budget", str(eighths * self.block_bytes() // 8)]
 
+    def of_each_way(self, work):
+        """{way: work(way)}, several at a time: most of each is the start of a process."""
+        ways = [[], *self.ways()]
+        with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            return dict(zip((" ".join(way) for way in ways), pool.map(work, ways)))
+
     def block_bytes(self):
         _, out, _ = run("inspect", "--model", self.models["tied"], "--json")
         return json.loads(out)["largest_block_bytes"]
 
     def test_text_is_the_same(self):
         for model, dtype in [("tied", "bf16"), ("untied", "fp32")]:
-            texts = {}
-            for way in [[], *self.ways()]:
-                out, _ = self.ok("generate", model, "--prompt", "In the", "--max-new-tokens", "24", "--dtype", dtype, *way)
-                texts[" ".join(way)] = out
+            texts = self.of_each_way(
+                lambda way: self.ok("generate", model, "--prompt", "In the", "--max-new-tokens", "24", "--dtype", dtype, *way)[0])
             self.assertEqual(len(set(texts.values())), 1, texts)
             self.assertTrue(texts[""])
 
     def test_loss_is_the_same_to_the_last_printed_digit(self):
         for model in self.models:
-            losses = {}
-            for way in [[], *self.ways()]:
+            def loss(way):
                 out, err = self.ok("evaluate", model, "--data", self.data, "--seq-len", "48", *way)
-                losses[" ".join(way)] = re.search(r"[0-9]+\.[0-9]{3,}", out.decode() + err).group()
+                return re.search(r"[0-9]+\.[0-9]{3,}", out.decode() + err).group()
+
+            losses = self.of_each_way(loss)
             self.assertEqual(len(set(losses.values())), 1, losses)
 
     def test_finetuning_gives_the_same_adapter(self):
         for model in self.models:
-            adapters = {}
-            for number, way in enumerate([[], *self.ways()]):
-                output = self.folder / f"{model}-adapter-{number}"
+            def adapter(way):
+                output = self.folder / f"{model}-adapter{'-'.join(way)}"
                 self.ok("finetune", model, "--data", self.data, "--seq-len", "48", "--steps", "3", "--rank", "4",
                         "--lr", "1e-2", "--output", output, *way)  # fmt: skip
-                adapters[" ".join(way)] = (output / "adapter_model.safetensors").read_bytes()
-            different = [way for way, adapter in adapters.items() if adapter != adapters[""]]
+                return (output / "adapter_model.safetensors").read_bytes()
+
+            adapters = self.of_each_way(adapter)
+            different = [way for way, written in adapters.items() if written != adapters[""]]
             self.assertEqual(different, [])
 
     def test_what_cannot_be_is_refused_by_name(self):
@@ -107,6 +115,7 @@ class CudaTest(unittest.TestCase):
 
 if __name__ == "__main__":
     PROGRAM = sys.argv.pop(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder:
         probe = tiny_model.write_model(pathlib.Path(folder) / "probe")
         code, _, err = run("generate", "--model", probe, "--prompt", "a", "--max-new-tokens", "1", "--device", "cuda")

@@ -5,14 +5,19 @@
 #include <block_streamer/block/stream_bridge_cuda.hpp>
 #include <block_streamer/device/checked_backend.hpp>
 #include <block_streamer/device/counting_backend.hpp>
+#include <block_streamer/layers/attention.hpp>
 
 #include <ATen/cuda/Sleep.h>
+#include <ATen/ops/randn.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <support/catch.hpp>
 #include <support/cuda.hpp>
+
+#include <cmath>
+#include <utility>
 
 namespace bs = block_streamer;
 using support::cuda;
@@ -200,4 +205,29 @@ TEST_CASE("cuda: conversion, inference mode, closing and an output that outlives
     CHECK_THROWS(streamer.forward(support::toy_input(), context));  // on the CPU
   }
   CHECK(same_bits(kept.cpu(), first.cpu()));
+}
+
+TEST_CASE(
+    "cuda: one token attends to any number of tokens, in every type, as the definition says") {
+  if (!support::cuda_usable()) return;
+  const c10::NoGradGuard no_grad;
+  const double scale = 1 / std::sqrt(64.0);
+  for (const auto& [dtype, tolerance] :
+       {std::pair{at::kFloat, 1e-5}, std::pair{at::kHalf, 2e-3}, std::pair{at::kBFloat16, 2e-2}}) {
+    const at::Tensor cache =
+        at::randn({2, 3, 2, 80, 64}, at::TensorOptions{}.dtype(dtype).device(cuda));  // k and v
+    for (std::int64_t length = 1; length <= 70; length += length < 10 ? 1 : 13) {
+      const at::Tensor q =
+          at::randn({3, 1, 8, 64}, at::TensorOptions{}.dtype(dtype).device(cuda)).transpose(1, 2);
+      const at::Tensor k = cache[0].narrow(2, 0, length), v = cache[1].narrow(2, 0, length);
+      const at::Tensor attended = bs::attend(q, k, v, {length - 1, {}, {}, false});
+      const auto wide = [](const at::Tensor& x) { return x.to(at::kDouble); };
+      const at::Tensor keys = wide(k).repeat_interleave(4, 1),
+                       values = wide(v).repeat_interleave(4, 1);
+      const at::Tensor expected =
+          (wide(q).matmul(keys.transpose(-2, -1)) * scale).softmax(-1).matmul(values);
+      INFO("length " << length << ", " << dtype);
+      CHECK((wide(attended) - expected).abs().max().item<double>() < tolerance);
+    }
+  }
 }

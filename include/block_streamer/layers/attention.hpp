@@ -9,12 +9,16 @@
 #include <block_streamer/layers/rotary.hpp>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <c10/core/GradMode.h>
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 namespace block_streamer::inline v1 {
@@ -44,19 +48,46 @@ struct AttentionTokens {
   bool causal = false;    ///< without a mask: each token sees itself and those before it
 };
 
+namespace detail {
+
+/// The heads of a group as rows of one head. q: (B,Nq,1,D) to (B,Nk,Nq/Nk,D).
+[[nodiscard]] inline at::Tensor rows_of_groups(const at::Tensor& q, std::int64_t kv_heads) {
+  return q.reshape({q.size(0), kv_heads, q.size(1) / kv_heads, q.size(3)});
+}
+
+/// One token of each sequence, and everything before it. cuDNN, which LibTorch prefers on some
+/// devices, plans anew for every length of the keys (some 40 ms of the host a token); flash
+/// attention does not, and serves whatever cuDNN does.
+[[nodiscard]] inline at::Tensor attend_to_all(const at::Tensor& q, const at::Tensor& k,
+                                              const at::Tensor& v, double scale) {
+  constexpr std::int64_t cudnn = 3;  // at::SDPBackend::cudnn_attention
+  const at::Tensor rows = rows_of_groups(q, k.size(1));
+  if (at::_fused_sdp_choice(rows, k, v) != cudnn) {
+    return at::scaled_dot_product_attention(rows, k, v, std::nullopt, 0.0, false, scale)
+        .reshape(q.sizes());
+  }
+  return std::get<0>(at::_scaled_dot_product_flash_attention(rows, k, v, 0.0, false, false, scale))
+      .reshape(q.sizes());
+}
+
+}  // namespace detail
+
 /// @brief softmax(q·kᵀ/√D)·v with grouped heads. q: (B,Nq,T,D); k, v: (B,Nk,S,D); result
 /// (B,Nq,T,D). `causal` aligns at the top left, so it is only for S = T.
 [[nodiscard]] inline at::Tensor attend(const at::Tensor& q, const at::Tensor& k,
                                        const at::Tensor& v, const AttentionTokens& tokens) {
   const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
   const std::int64_t group = q.size(1) / k.size(1);
+  if (q.is_cuda() && q.size(2) == 1 && !tokens.mask.defined() && !c10::GradMode::is_enabled()) {
+    return detail::attend_to_all(q, k, v, scale);
+  }
   if (!tokens.mask.defined() || group == 1) {
     return at::scaled_dot_product_attention(
         q, k, v, tokens.mask.defined() ? std::optional{tokens.mask} : std::nullopt, 0.0,
         tokens.causal, scale, /*enable_gqa=*/group > 1);
   }
   if (q.size(2) == 1) {  // the heads of a group see the same keys: make them rows of one head
-    const at::Tensor rows = q.reshape({q.size(0), k.size(1), group, q.size(3)});
+    const at::Tensor rows = detail::rows_of_groups(q, k.size(1));
     return at::scaled_dot_product_attention(rows, k, v, tokens.mask, 0.0, false, scale)
         .reshape(q.sizes());
   }

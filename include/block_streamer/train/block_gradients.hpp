@@ -42,7 +42,9 @@ class BlockGradients {
     }
     for (std::size_t i = 0; i < adapters_.size(); ++i) {
       at::Tensor& gradient = pulled.adapters[i];
-      if (gradient.defined()) add(adapters_[i], std::move(gradient), gradient.scalar_type());
+      if (!gradient.defined()) continue;
+      const at::ScalarType own_type = gradient.scalar_type();  // asked before it is moved from
+      add(adapters_[i], std::move(gradient), own_type);
     }
   }
 
