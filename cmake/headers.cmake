@@ -242,6 +242,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block/projection.hpp
   block/projection_node.hpp
   block/resident_forward.hpp
+  block/split_products.hpp
   block/step_updates.hpp
   block/stored_rows.hpp
   block/stream_bridge.hpp

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <block_streamer/block/gradient_node.hpp>
+#include <block_streamer/block/split_products.hpp>
 #include <block_streamer/block/weights.hpp>
 
 #include <ATen/core/Tensor.h>
@@ -111,6 +112,9 @@ class ProjectionNode final : public GradientNode {
                  std::span<const at::Tensor> factors, std::size_t first, Tensors& result,
                  OfInput& of_input) const {
     const at::Tensor &a = factors[0], &b = factors[1];
+    if (!term.mask.defined() && is_split(gradient, a)) {
+      return pull_split_term(term, gradient, rows.stored(), factors, first, result, of_input);
+    }
     const at::Tensor wide = cast(gradient, a.scalar_type());  // (N, out)
     if (wants(first + 3))
       result[first + 3] = at::addmm(b, transposed(wide), term.low, /*beta=*/0, term.scale);
@@ -127,6 +131,21 @@ class ProjectionNode final : public GradientNode {
     } else {
       add_product(of_input.through_terms, of_low, a);
     }
+  }
+
+  /// The same without a mask, see split_products.hpp.
+  void pull_split_term(const LowRank& term, const at::Tensor& gradient, const at::Tensor& x,
+                       std::span<const at::Tensor> factors, std::size_t first, Tensors& result,
+                       OfInput& of_input) const {
+    const at::Tensor &a = factors[0], &b = factors[1];
+    if (wants(first + 3)) {  // (out, rank)
+      result[first + 3] =
+          transposed(narrow_times_rows(term.low, gradient).mul_(term.scale)).contiguous();
+    }
+    if (!wants(first + 2) && !wants(0)) return;
+    const at::Tensor of_low = times_factor(gradient, b).mul_(term.scale);    // (N, rank)
+    if (wants(first + 2)) result[first + 2] = narrow_times_rows(of_low, x);  // (rank, in)
+    if (wants(0)) add_times_factor(of_input.through_weights, of_low, a, /*scale=*/1);
   }
 
   /// A mask acts on x and on its gradient alike.
@@ -155,9 +174,16 @@ class ProjectionNode final : public GradientNode {
   at::Tensor output = map.bias.defined() ? at::addmm(map.bias, x, transposed(map.weight))
                                          : at::mm(x, transposed(map.weight));  // (N, out)
   if (map.term == nullptr) return output;
+  const bool drops = training && map.term->dropout > 0;
+  if (!drops && is_split(x, map.term->a)) {
+    left.scale = map.term->scale;
+    left.low = times_factor(x, transposed(map.term->a));  // (N, rank)
+    add_times_factor(output, left.low, transposed(map.term->b), left.scale);
+    return output;
+  }
   at::Tensor input = rows.as(map.term->a.scalar_type());
   left.scale = map.term->scale;
-  if (training && map.term->dropout > 0) {
+  if (drops) {
     std::tie(input, left.mask) = at::native_dropout(input, map.term->dropout, /*train=*/true);
     left.kept_scale = 1 / (1 - map.term->dropout);
   }

@@ -19,8 +19,10 @@ namespace block_streamer::inline v1 {
 /// -0.0 may become +0.0 (as in PEFT).
 /// **Threads.** Immutable but for the two leaf tensors; the term may be computed again in a
 /// recompute and then has the same bits if the random state is replayed.
-/// **Cost.** Two products of 2·tokens·rank·(in + out) operations in all; one temporary (…, out) in
-/// fp32; where the base is not fp32 one fp32 copy of x, which maps of one x share.
+/// From 1,024 bf16 rows on a GPU on, without dropout, the products take fp32 factors as two bf16
+/// ones each (16 of 24 bits): no copy of x in fp32, no temporary, and the units for bf16 do it.
+/// **Cost.** Else: two products of 2·tokens·rank·(in + out) operations in all; one temporary (…,
+/// out) in fp32; where the base is not fp32 one fp32 copy of x, which maps of one x share.
 class LoraProjection final : public ProjectionAdapter {
  public:
   /// @param a  (rank, in), leaf tensor; @param b  (out, rank), leaf tensor of the same dtype.
