@@ -228,7 +228,9 @@ set(BLOCK_STREAMER_CUDA_HEADERS
 set(BLOCK_STREAMER_TORCH_HEADERS
   block/adapter_table.hpp
   block/any_block.hpp
+  block/block_result.hpp
   block/bound_blocks.hpp
+  block/context_tensors.hpp
   block/dtype_finisher.hpp
   block/function_block.hpp
   block/gradient_node.hpp
@@ -244,6 +246,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block/resident_forward.hpp
   block/split_products.hpp
   block/step_updates.hpp
+  block/stored_blocks.hpp
   block/stored_rows.hpp
   block/stream_bridge.hpp
   block/streamable_block.hpp
@@ -308,6 +311,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   train/activation_passage.hpp
   train/activation_store.hpp
   train/activation_usage.hpp
+  train/autocast_state.hpp
   train/background_task.hpp
   train/backward_pass.hpp
   train/block_gradients.hpp
@@ -318,9 +322,12 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   train/gradient_home.hpp
   train/gradient_ledger.hpp
   train/gradient_route.hpp
+  train/gradient_sum.hpp
   train/host_places.hpp
   train/master_watch.hpp
   train/rng_replay.hpp
+  train/saved_context.hpp
+  train/saved_forward.hpp
   train/saved_input.hpp
   train/sliced_linear.hpp
   train/sliced_matrix.hpp

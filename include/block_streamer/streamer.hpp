@@ -7,6 +7,7 @@
 #include <block_streamer/optim/policy_seat.hpp>
 #include <block_streamer/train/streamed_node.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -40,6 +41,8 @@ class Streamer {
  public:
   using Hidden = typename Block::Hidden;
   using Context = typename Block::Context;
+  /// What a forward returns: Hidden, or all that the last block gives. @see resulting_block
+  using Result = ResultOf<Block>;
 
   /// @param storage  a MasterStorage (ram_storage_of) makes the blocks' own tensors train, as far
   /// as they require a gradient, unless the policy never wants one.
@@ -54,15 +57,16 @@ class Streamer {
   }
 
   /// @brief Runs the list. @param context  what all blocks share; a training forward keeps a copy
-  /// for its backward.
-  [[nodiscard]] Hidden forward(const Hidden& input, Context& context) {
-    auto outputs = streamed_forward<Run>(run_, {{input}, {&context, 1}}, training_);
-    return std::move(outputs.front());
+  /// for its backward, which also gives gradients to the tensors that it names (@see
+  /// context_with_tensors): summed over the blocks, in the order of the backward.
+  [[nodiscard]] Result forward(const Hidden& input, Context& context) {
+    return std::move(
+        results_of(streamed_forward<Run>(run_, {{input}, {&context, 1}}, training_)).front());
   }
-  [[nodiscard]] Hidden forward(const Hidden& input, Context&& context) {
+  [[nodiscard]] Result forward(const Hidden& input, Context&& context) {
     return forward(input, context);
   }
-  [[nodiscard]] Hidden forward(const Hidden& input) requires std::is_empty_v<Context> {
+  [[nodiscard]] Result forward(const Hidden& input) requires std::is_empty_v<Context> {
     return forward(input, Context{});
   }
 
@@ -79,17 +83,17 @@ class Streamer {
   /// from the caller's generators, block by block.
   /// **Cost.** The saved inputs of the blocks of all micro-batches; one micro-batch's graph of one
   /// block at a time.
-  [[nodiscard]] std::vector<Hidden> forward(std::span<const Hidden> inputs,
+  [[nodiscard]] std::vector<Result> forward(std::span<const Hidden> inputs,
                                             std::span<Context> contexts,
                                             std::span<RngState> random = {}) {
     expects(!inputs.empty() && inputs.size() == contexts.size(),
             "a forward has at least one micro-batch, and a context for each");
     expects(random.empty() || random.size() == inputs.size(),
             "random states are given for all micro-batches or for none");
-    return streamed_forward<Run>(run_, {{inputs.begin(), inputs.end()}, contexts, random},
-                                 training_);
+    return results_of(
+        streamed_forward<Run>(run_, {{inputs.begin(), inputs.end()}, contexts, random}, training_));
   }
-  [[nodiscard]] std::vector<Hidden> forward(
+  [[nodiscard]] std::vector<Result> forward(
       std::span<const Hidden> inputs,
       std::span<RngState> random = {}) requires std::is_empty_v<Context> {
     std::vector<Context> contexts(inputs.size());
@@ -100,13 +104,13 @@ class Streamer {
   /// const Hidden&)`. For finding where values go wrong, or for features of inner layers. What it
   /// is shown may be kept.
   template <class Observer>
-  [[nodiscard]] Hidden forward_observed(const Hidden& input, Context& context,
+  [[nodiscard]] Result forward_observed(const Hidden& input, Context& context,
                                         Observer&& observer) {
     run_->check_input(input);
     const typename Run::Walk walk{*run_};
-    auto outputs =
-        forward_pass<Run>(*run_, {{input}, {&context, 1}}, nullptr, /*training=*/false, observer);
-    return std::move(outputs.front());
+    return std::move(results_of(forward_pass<Run>(*run_, {{input}, {&context, 1}}, nullptr,
+                                                  /*training=*/false, observer))
+                         .front());
   }
 
   Streamer& train(bool training = true) noexcept {
@@ -204,6 +208,17 @@ class Streamer {
  private:
   using Run = StreamedRun<Block, Backend>;
 
+  [[nodiscard]] static std::vector<Result> results_of(PassOutputs<Run> outputs) {
+    if constexpr (std::same_as<Result, Hidden>) {
+      return std::move(outputs.hidden);
+    } else {
+      std::vector<Result> results;
+      for (std::size_t b = 0; b < outputs.hidden.size(); ++b)
+        results.push_back(
+            whole_result<Block>(std::move(outputs.hidden[b]), std::move(outputs.extras[b])));
+      return results;
+    }
+  }
   [[nodiscard]] std::shared_ptr<const Masters> masters_of(const Storage& storage) const {
     if constexpr (requires { storage.masters(); }) {
       return storage.masters();

@@ -115,16 +115,20 @@ TEST_CASE("recompute and backward of a block with seven adapters take few operat
   const bs::AdapterTable table = adapter.table(list);
   std::vector<const bs::ProjectionAdapter*> woven;
   for (const auto& one : table.blocks[0].by_weight) woven.push_back(one.get());
-  const auto run_block = [&](const at::Tensor& hidden, auto& context, bool training) {
+  const auto run_block = [&](const at::Tensor& hidden, auto& context, bool training,
+                             std::vector<at::Tensor>*) {
     return block.forward(bs::Weights{weights, woven, training}, hidden, context);
   };
   auto context = bs::models::make_context(1, 5, bs::rotary_frequencies(8, 1e4), at::kFloat);
   const at::Tensor input = waves({1, 5, 24}, 0.5), gradient = waves({1, 5, 24}, 0.6);
+  bs::SavedContext saved{context};
   const bs::RngState random = bs::RngState::capture(at::kCPU);
+  const bs::AutocastState autocast = bs::AutocastState::capture(at::kCPU);
   OneBlock run{table.blocks[0].parameters};
   const auto pull = [&] {
-    return bs::detail::pull_back(run, bs::BlockId{}, run_block, input, random, context,
-                                 /*input_needed=*/true, gradient);
+    return bs::detail::pull_back(run, bs::BlockId{}, run_block,
+                                 {input, /*input_needed=*/true, random, autocast, {&gradient, 1}},
+                                 saved);
   };
   const auto pulled = pull();  // also what is done only once
   REQUIRE(pulled.input.defined());

@@ -5,6 +5,7 @@
 #include <support/catch.hpp>
 
 #include <numeric>
+#include <optional>
 
 #include "pipeline_run.hpp"
 
@@ -171,6 +172,40 @@ TEST_CASE("a pass may be moved, given up, and followed by another") {
     }
   }
   CHECK(support::run_pass(pipeline, images, order, order, compute) == 0);
+}
+
+TEST_CASE("a pass may be moved while a lease of it lives, and ends a lease that would outlive it") {
+  const auto images = support::odd_images(6);
+  const auto order = bs::ascending(0, 6);
+  for (const auto mode : {HostMode::attached, HostMode::detached}) {
+    support::ReadScript script;
+    HostBackend backend{mode};
+    auto compute = backend.make_stream();
+    bs::BlockPipeline<HostBackend> pipeline{support::ScriptedTier{images, script}, backend,
+                                            small_options(1)};
+    using Pass = bs::BlockPipeline<HostBackend>::Pass;
+    std::optional<Pass> pass{pipeline.begin_pass(order, order, compute)};
+    for (std::size_t i = 0; i < 6; ++i) {
+      auto lease = pass->acquire();
+      auto moved_lease = std::move(lease);
+      Pass elsewhere{std::move(*pass)};
+      CHECK_THROWS_AS(elsewhere.acquire(), bs::ContractViolation);
+      CHECK(support::slot_is_right(images[i], i, moved_lease.bytes()));
+      pass.emplace(std::move(elsewhere));
+    }
+    CHECK(pass->done());
+    pass.reset();
+    CHECK(support::run_pass(pipeline, images, order, order, compute) == 0);
+
+    pass.emplace(pipeline.begin_pass(order, order, compute));
+    {
+      const auto lease = pass->acquire();
+      pass.reset();
+      CHECK(support::run_pass(pipeline, images, order, order, compute) == 0);
+    }
+    CHECK(support::run_pass(pipeline, images, order, order, compute) == 0);
+    CHECK(pipeline.statistics().visits == 6 + 6 + 1 + 6 + 6);
+  }
 }
 
 TEST_CASE("a finisher's bound form is what the visit sees, and the wire slot is free at once") {

@@ -20,6 +20,8 @@
 #include <string>
 #include <vector>
 
+#include <ATen/autocast_mode.h>
+
 #include <support/catch.hpp>
 
 namespace bs = block_streamer;
@@ -149,6 +151,46 @@ TEST_CASE("tiny decoders: streamed equals resident bit for bit, forward and grad
     }
   }
   WARN(combinations << " combinations");
+}
+
+TEST_CASE(
+    "tiny decoders under autocast: streamed equals resident bit for bit, near the uncast run") {
+  for (const std::string name : {"llama_gqa", "qwen3_tied"}) {
+    const bs::models::DecoderModel model{
+        bs::Checkpoint::open(fs::path{BLOCK_STREAMER_TEST_FIXTURES} / "models" / name),
+        {bs::DType::f32}};
+    const auto ids = at::arange(1, 19, at::kLong).view({2, 9});
+    const auto list = lora_blocks(model);
+    const auto adapter = bs::make_lora_adapter(list, {.rank = 4}, at::kCPU);
+    const auto table = adapter.table(list);
+    auto blocks = model.blocks();
+    const auto weights = bs::models::resident_weights(model);
+    Streamer streamer{model.blocks(), storage_of(model, "ram"), bs::HostBackend{}};
+    streamer.attach(adapter.table(list));
+    streamer.train();
+    const auto resident = [&](const at::Tensor& hidden, auto& context) {
+      return bs::resident_forward<Block>(blocks, weights, hidden, context, &table, true);
+    };
+    const Step uncast = step(model, adapter, ids, resident);
+    const auto cast = [](auto forward) {  // around the blocks alone
+      return [forward](const at::Tensor& hidden, auto& context) {
+        at::autocast::set_autocast_enabled(at::kCPU, true);
+        const at::Tensor output = forward(hidden, context);
+        at::autocast::clear_cache();
+        at::autocast::set_autocast_enabled(at::kCPU, false);
+        return output.to(at::kFloat);
+      };
+    };
+    const Step expected = step(model, adapter, ids, cast(resident));
+    const Step streamed =
+        step(model, adapter, ids, cast([&](const at::Tensor& hidden, auto& context) {
+               return streamer.forward(hidden, context);
+             }));
+    INFO(name);
+    CHECK(streamed == expected);
+    CHECK_FALSE(uncast == expected);
+    CHECK(at::allclose(uncast.logits, expected.logits, 0.1, 0.1));
+  }
 }
 
 TEST_CASE("SmolLM2: streamed equals resident bit for bit, each tier and mode") {

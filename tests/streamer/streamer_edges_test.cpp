@@ -6,6 +6,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <thread>
+#include <utility>
 
 #include <support/catch.hpp>
 
@@ -69,19 +70,38 @@ TEST_CASE("s3 an output that the last block made as a view may be changed in pla
   CHECK(streamer.parameters()[1].grad().defined());
 }
 
-TEST_CASE("s4 b96 a training forward under autocast is refused by name, an evaluation is not") {
+TEST_CASE("s4 b96 adapters train under autocast, with the resident run's bits, evaluations first") {
   const ToyModel model;
-  const auto adapter = model.adapter();
+  const auto adapter = model.adapter(1, 0.3);
+  const auto table = adapter.table(model.lora_blocks());
   auto streamer = make(model);
   streamer.attach(adapter.table(model.lora_blocks()));
   ToyContext context;
+  context.dropout = 0.3;
+  auto blocks = model.blocks();
   const auto x = support::toy_input();
+  const auto gradients = [&](const at::Tensor& loss) {
+    loss.backward();
+    std::vector<at::Tensor> all;
+    for (const auto& p : adapter.parameters()) all.push_back(std::exchange(p.mutable_grad(), {}));
+    return all;
+  };
   at::autocast::set_autocast_enabled(at::kCPU, true);
-  CHECK_THROWS_WITH(streamer.train().forward(x, context), ContainsSubstring("autocast"));
+  at::manual_seed(5);
+  const auto expected = gradients(
+      bs::resident_forward<ToyBlock>(blocks, model.resident(), x, context, &table, true).sum());
   CHECK_NOTHROW(streamer.eval().forward(x, context));
+  at::manual_seed(5);
+  const auto output = streamer.train().forward(x, context);
   at::autocast::clear_cache();
   at::autocast::set_autocast_enabled(at::kCPU, false);
-  CHECK_NOTHROW(streamer.train().forward(x, context).sum().backward());
+  const auto streamed = gradients(output.sum());
+  at::manual_seed(5);
+  const auto uncast = gradients(streamer.train().forward(x, context).sum());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    CHECK(same_bits(streamed[i], expected[i]));
+    CHECK(!same_bits(uncast[i], expected[i]));
+  }
 }
 
 TEST_CASE("s5 retain_graph, two streamers in one graph, backward on another thread") {

@@ -145,6 +145,54 @@ TEST_CASE("cuda: full training has the resident run's gradients, bit for bit") {
   }
 }
 
+TEST_CASE(
+    "cuda: b96 under autocast gradients are the resident run's, bit for bit, dropout included") {
+  if (!support::cuda_usable()) return;
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    for (std::uint32_t ahead = 0; ahead <= 2; ++ahead) {
+      auto modules = make_mlps(5, 0.3), reference = make_mlps(5, 0.3);
+      for (auto& module : reference) module->to(cuda);
+      auto streamer = stream(modules, bs::CudaBackend{0}, ahead);
+      const bs::AutocastState callers = bs::AutocastState::capture(cuda);
+      const auto run = [&](auto&& forward) {
+        at::manual_seed(11);
+        at::Tensor output;
+        at::autocast::set_autocast_enabled(at::kCUDA, true);
+        at::autocast::set_autocast_dtype(at::kCUDA, dtype);
+        output = forward(batch(1).to(cuda));
+        at::autocast::clear_cache();
+        callers.apply();
+        output.to(at::kFloat).square().sum().backward();
+        return output.detach().cpu();
+      };
+      const auto ours = run([&](const at::Tensor& x) { return streamer.forward(x); });
+      const auto theirs = run([&](const at::Tensor& x) { return support::resident(reference, x); });
+      INFO(dtype << " ahead " << ahead);
+      CHECK(support::same_bits(ours, theirs));
+      CHECK(same_gradients(parameters_of(modules), parameters_of(reference)));
+    }
+  }
+}
+
+TEST_CASE("cuda: two forwards of one streamer in one loss, one beside or upon the other") {
+  if (!support::cuda_usable()) return;
+  auto modules = make_mlps(), reference = make_mlps();
+  for (auto& module : reference) module->to(cuda);
+  auto streamer = stream(modules, bs::CudaBackend{0}, 1);
+  const auto loss = [](auto&& forward) {
+    const auto x = batch(1).to(cuda), y = batch(2).to(cuda);
+    return forward(x).square().sum() + forward(forward(y)).sum();
+  };
+  loss([&](const at::Tensor& x) { return support::resident(reference, x); }).backward();
+  loss([&](const at::Tensor& x) { return streamer.forward(x); }).backward();
+  const auto ours = parameters_of(modules), theirs = parameters_of(reference);
+  for (std::size_t i = 0; i < ours.size(); ++i) {  // sums of three, taken in another order
+    REQUIRE(ours[i].grad().defined() == theirs[i].grad().defined());
+    if (!ours[i].grad().defined()) continue;
+    CHECK(at::allclose(ours[i].grad(), theirs[i].grad().cpu(), 1e-4, 1e-4));
+  }
+}
+
 TEST_CASE("cuda: a step in the backward equals a step after it, under slow kernels too") {
   if (!support::cuda_usable()) return;
   const auto make = [](std::vector<bs::FunctionBlock<>>& blocks, std::int64_t cycles) {

@@ -4,6 +4,7 @@
 #include <block_streamer/block/streamable_block.hpp>
 
 #include <concepts>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -33,6 +34,7 @@ class AnyBlock {
   [[nodiscard]] std::vector<NamedTensor> masters() const { return self_->masters(); }
   void substitute(const Weights& weights) { self_->substitute(weights); }
   void restore() noexcept { self_->restore(); }
+  [[nodiscard]] std::uint64_t mode() const { return self_->mode(); }
 
  private:
   struct Base {
@@ -45,6 +47,7 @@ class AnyBlock {
     [[nodiscard]] virtual std::vector<NamedTensor> masters() const = 0;
     virtual void substitute(const Weights&) = 0;
     virtual void restore() noexcept = 0;
+    [[nodiscard]] virtual std::uint64_t mode() const = 0;
   };
   template <class Block>
   struct Model final : Base {
@@ -69,6 +72,13 @@ class AnyBlock {
     }
     void restore() noexcept override {
       if constexpr (substituting_block<Block>) block.restore();
+    }
+    [[nodiscard]] std::uint64_t mode() const override {
+      if constexpr (moded_block<Block>) {
+        return block.mode();
+      } else {
+        return 0;
+      }
     }
     Block block;
   };

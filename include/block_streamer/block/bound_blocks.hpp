@@ -2,6 +2,7 @@
 #pragma once
 
 #include <block_streamer/block/adapter_table.hpp>
+#include <block_streamer/block/block_result.hpp>
 #include <block_streamer/block/masters.hpp>
 #include <block_streamer/block/mutation_guard.hpp>
 #include <block_streamer/block/streamable_block.hpp>
@@ -46,27 +47,34 @@ class BoundBlocks {
       : blocks_{std::move(blocks)},
         device_{device},
         masters_{std::move(masters)},
-        views_{device},
-        bindings_(blocks_.size()),
-        layouts_(blocks_.size()),
+        bound_{ViewCache{device}, {}, {}, {}},
         woven_(blocks_.size()) {
     for (const Block& block : blocks_) specs_.push_back(block.weight_specs());
     list_parameters();
   }
 
+  /// Every block with its layout. @see match
+  struct Bound {
+    ViewCache views;
+    std::vector<WeightBinding> bindings;
+    std::vector<LayoutId> layouts;
+    std::optional<DType> dtype;
+  };
   /// @brief Matches every block with its layout, as it will lie when a visit begins.
   /// @throws BindingError naming block and tensors.
   template <class LayoutOf>
-  void bind(LayoutOf&& layout_of) {
-    dtype_.reset();
-    views_ = ViewCache{device_};
+  [[nodiscard]] Bound match(LayoutOf&& layout_of) const {
+    Bound bound{ViewCache{device_}, {}, {}, {}};
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
       const BlockLayout& layout = layout_of(block_at(i));
-      bindings_[i] = bind_weights(block_at(i), specs_[i], layout);
-      layouts_[i] = views_.add(layout, bindings_[i].tensors);
-      if (!dtype_) dtype_ = bindings_[i].dtype;
+      bound.bindings.push_back(bind_weights(block_at(i), specs_[i], layout));
+      bound.layouts.push_back(bound.views.add(layout, bound.bindings.back().tensors));
+      if (!bound.dtype) bound.dtype = bound.bindings.back().dtype;
     }
+    return bound;
   }
+  /// @brief Visits go by this from now on.
+  void bind(Bound bound) noexcept { bound_ = std::move(bound); }
   /// @brief Weaves adapters in; an empty table takes them out.
   /// @throws ContractViolation if the table is not for this list.
   void weave(AdapterTable adapters) {
@@ -87,7 +95,7 @@ class BoundBlocks {
   [[nodiscard]] std::size_t size() const noexcept { return blocks_.size(); }
   [[nodiscard]] std::span<const std::vector<WeightSpec>> specs() const noexcept { return specs_; }
   /// @brief The floating type of the weights as computed with, if they share one.
-  [[nodiscard]] std::optional<DType> dtype() const noexcept { return dtype_; }
+  [[nodiscard]] std::optional<DType> dtype() const noexcept { return bound_.dtype; }
   /// @brief What may train of a block: the masters that it is the first to use, then its adapters'.
   [[nodiscard]] std::span<const at::Tensor> parameters(std::size_t block) const noexcept {
     return parameters_[block];
@@ -109,15 +117,17 @@ class BoundBlocks {
 
   /// @brief Runs one block on the bytes of its visit. With grad mode on, trained() then has the
   /// weights that train. @see end_visit
+  /// @param extras  if not null, receives what the block gives beside what flows.
   /// @throws ContractViolation if it changed its weights or its input in place; the slot's bytes
   /// are then spoilt.
   [[nodiscard]] Hidden run(BlockId block, std::span<std::byte> bytes, const Hidden& hidden,
-                           Context& context, bool training) {
+                           Context& context, bool training,
+                           std::vector<at::Tensor>* extras = nullptr) {
     const std::size_t i = index_of(block);
     end_visit();
-    views_.refilled(bytes);
+    bound_.views.refilled(bytes);
     const std::span<const at::Tensor> weights =
-        with_leaves(block, views_.views(bytes, layouts_[i]));
+        with_leaves(block, bound_.views.views(bytes, bound_.layouts[i]));
     const Weights lent{weights, woven_[i], training};
     if constexpr (substituting_block<Block>) {
       substituted_ = &blocks_[i];
@@ -125,13 +135,21 @@ class BoundBlocks {
     }
     guard_.arm(weights);
     const auto version = version_of(hidden);
-    Hidden output = blocks_[i].forward(lent, hidden, context);
-    guard_.check(block, weights, bindings_[i].names);
+    Hidden output = forward_with_extras(blocks_[i], lent, hidden, context, extras);
+    guard_.check(block, weights, bound_.bindings[i].names);
     if (version_of(hidden) != version) {
       throw ContractViolation{"block " + std::to_string(i) +
                               " changed its input in place; clone it first"};
     }
     return output;
+  }
+  /// @brief How the block computes, where it has modes of its own.
+  [[nodiscard]] std::uint64_t mode([[maybe_unused]] BlockId block) const {
+    if constexpr (moded_block<Block>) {
+      return blocks_[index_of(block)].mode();
+    } else {
+      return 0;
+    }
   }
   /// @brief The weights of the running visit that train; empty without grad mode.
   [[nodiscard]] std::span<const TrainedWeight> trained() const noexcept { return trained_; }
@@ -144,7 +162,7 @@ class BoundBlocks {
     leaves_.clear();
   }
   /// @brief Call when a visit spoilt its slot, or slots get new addresses.
-  void forget_views(std::span<const std::byte> bytes) noexcept { views_.forget(bytes); }
+  void forget_views(std::span<const std::byte> bytes) noexcept { bound_.views.forget(bytes); }
 
  private:
   [[nodiscard]] static std::uint64_t version_of(const at::Tensor& tensor) {
@@ -173,7 +191,7 @@ class BoundBlocks {
                                                         std::span<const at::Tensor> views) {
     if (masters_ == nullptr || !c10::GradMode::is_enabled()) return views;
     const auto masters = masters_->of(block);
-    const auto& order = bindings_[index_of(block)].tensors;
+    const auto& order = bound_.bindings[index_of(block)].tensors;
     leaves_.assign(views.begin(), views.end());
     for (std::size_t i = 0; i < views.size(); ++i) {
       const std::uint32_t master = masters[order[i]];
@@ -188,13 +206,10 @@ class BoundBlocks {
   at::Device device_;
   std::shared_ptr<const Masters> masters_;
   std::vector<std::vector<WeightSpec>> specs_;
-  ViewCache views_;
+  Bound bound_;
   MutationGuard guard_;
-  std::vector<WeightBinding> bindings_;
-  std::vector<LayoutId> layouts_;
   AdapterTable adapters_;
   std::vector<std::vector<const ProjectionAdapter*>> woven_;
-  std::optional<DType> dtype_;
   std::vector<std::vector<at::Tensor>> parameters_;  ///< per block
   std::vector<std::vector<std::uint32_t>> owned_;    ///< per block: the first of them
   std::vector<at::Tensor> leaves_;                   ///< of the running visit, as weights

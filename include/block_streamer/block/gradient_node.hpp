@@ -7,7 +7,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -21,9 +23,13 @@
 
 namespace block_streamer::inline v1::detail {
 
-/// @brief Inside, operations go straight to their kernels: no graph, no version counters, views are
-/// plain tensors. For what writes only tensors that it has just made itself.
-using PlainMath = at::AutoDispatchBelowADInplaceOrView;
+/// @brief Inside, operations go straight to their kernels: no graph, no version counters, no
+/// autocast, views are plain tensors. For what writes only tensors that it has just made itself.
+class PlainMath {
+ private:
+  at::AutoDispatchBelowADInplaceOrView below_;
+  c10::impl::ExcludeDispatchKeyGuard uncast_{c10::autocast_dispatch_keyset};
+};
 
 /// @brief The matrix mᵀ as a view, in one operation instead of three. m: (rows, columns).
 [[nodiscard]] inline at::Tensor transposed(const at::Tensor& m) {

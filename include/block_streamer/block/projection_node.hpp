@@ -5,6 +5,7 @@
 #include <block_streamer/block/split_products.hpp>
 #include <block_streamer/block/weights.hpp>
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
@@ -192,10 +193,10 @@ class ProjectionNode final : public GradientNode {
   return output;
 }
 
-/// @brief Applies all maps to x. One node of the graph, where one is wanted.
-/// @param outputs  receives (…, out) for each map.
-inline void apply_maps(std::span<const LinearMap> maps, const at::Tensor& x, bool training,
-                       std::span<at::Tensor> outputs) {
+/// @brief Applies all maps to x, each operand in the type that it has. One node of the graph, where
+/// one is wanted.
+inline void apply_maps_as_typed(std::span<const LinearMap> maps, const at::Tensor& x, bool training,
+                                std::span<at::Tensor> outputs) {
   std::vector<ProjectionNode::LowRank> terms(maps.size());
   {
     const PlainMath plain;
@@ -218,6 +219,25 @@ inline void apply_maps(std::span<const LinearMap> maps, const at::Tensor& x, boo
   if (!is_recorded(inputs)) return;
   const auto node = make_node<ProjectionNode>(inputs, std::move(terms));
   for (const at::Tensor& output : outputs) append_output(output, node);
+}
+
+/// @brief Applies all maps to x. Under autocast x, weights and biases are cast as LibTorch's own
+/// linear map casts them, and terms compute in their own type.
+/// @param outputs  receives (…, out) for each map.
+inline void apply_maps(std::span<const LinearMap> maps, const at::Tensor& x, bool training,
+                       std::span<at::Tensor> outputs) {
+  const at::DeviceType device = x.device().type();
+  if (!at::autocast::is_autocast_enabled(device))
+    return apply_maps_as_typed(maps, x, training, outputs);
+  const auto as_cast = [dtype = at::autocast::get_autocast_dtype(device)](const at::Tensor& one) {
+    const bool casts = one.defined() && one.is_floating_point() && one.scalar_type() != at::kDouble;
+    return casts ? one.to(dtype) : one;
+  };
+  std::vector<LinearMap> typed;
+  typed.reserve(maps.size());
+  for (const LinearMap& map : maps)
+    typed.push_back({as_cast(map.weight), as_cast(map.bias), map.term});
+  apply_maps_as_typed(typed, as_cast(x), training, outputs);
 }
 
 }  // namespace block_streamer::inline v1::detail

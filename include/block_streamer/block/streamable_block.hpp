@@ -4,9 +4,12 @@
 #include <block_streamer/block/named_tensor.hpp>
 #include <block_streamer/block/tensor_bridge.hpp>
 #include <block_streamer/block/weights.hpp>
+#include <block_streamer/core/dtype.hpp>
 #include <block_streamer/core/tensor_spec.hpp>
 
 #include <concepts>
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -20,6 +23,7 @@ struct WeightSpec {
   Shape shape;
   bool projection = false;  ///< applied by project(): an adapter may be woven in (2-D, (out, in))
   bool floating = true;     ///< computed with: F16, BF16, F32 or F64; false: any type, e.g. packed
+  std::optional<DType> exact{};  ///< stored as this type and no other
 };
 
 /// @brief One element of the ordered list.
@@ -43,8 +47,11 @@ concept streamable_block = std::movable<B> &&
 /// @brief The specs of a block that computes with tensors of its own.
 [[nodiscard]] inline std::vector<WeightSpec> specs_of(std::span<const NamedTensor> tensors) {
   std::vector<WeightSpec> specs;
-  for (const NamedTensor& own : tensors)
-    specs.push_back({own.name, shape_of(own.tensor), false, own.tensor.is_floating_point()});
+  for (const NamedTensor& own : tensors) {
+    const bool floating = own.tensor.is_floating_point();
+    specs.push_back({own.name, shape_of(own.tensor), false, floating});
+    if (!floating) specs.back().exact = dtype_of(own.tensor.scalar_type());
+  }
   return specs;
 }
 
@@ -65,6 +72,13 @@ concept substituting_block = streamable_block<B> && requires(B& block, const Wei
   { block.substitute(weights) } -> std::same_as<void>;
   { block.restore() }
   noexcept->std::same_as<void>;
+};
+
+/// @brief A block whose code computes in modes of its own, such as parts in evaluation.
+/// - `mode()`: says which; another number between a forward and its backward is an error.
+template <class B>
+concept moded_block = streamable_block<B> && requires(const B& block) {
+  { block.mode() } -> std::same_as<std::uint64_t>;
 };
 
 }  // namespace block_streamer::inline v1

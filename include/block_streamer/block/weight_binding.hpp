@@ -38,6 +38,10 @@ inline std::string weight_problem(const WeightSpec& expected, const TensorSpec& 
     problems += "\n  " + expected.name + ": stored as " + std::string{name_of(stored.dtype)} +
                 ", the block needs F16, BF16, F32 or F64";
   }
+  if (expected.exact && *expected.exact != stored.dtype) {
+    problems += "\n  " + expected.name + ": stored as " + std::string{name_of(stored.dtype)} +
+                ", the block needs " + std::string{name_of(*expected.exact)};
+  }
   return problems;
 }
 

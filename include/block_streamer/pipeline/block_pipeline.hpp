@@ -64,13 +64,7 @@ class BlockPipeline {
             shape_.space, {shape_.prefetch_ahead, options_.prefetch_next_pass}, options_.costs},
         trace_{backend_, options_.trace},
         driver_{backend_, storage_, shape_, *loop_, options_} {
-    if (finisher_) {
-      for (std::size_t b = 0; b < storage_.block_count(); ++b) {
-        bound_byte_count_.push_back(finisher_->bound_byte_count({block_at(b)}));
-        shape_.transfer.bound_byte_count =
-            std::max(shape_.transfer.bound_byte_count, bound_byte_count_.back());
-      }
-    }
+    take_finisher_sizes(bound_sizes(finisher_.get()));
   }
   BlockPipeline(const BlockPipeline&) = delete;
   BlockPipeline& operator=(const BlockPipeline&) = delete;
@@ -124,12 +118,16 @@ class BlockPipeline {
     expects(!pass_running_, "a pass is running: it must end before close");
     driver_.close();
   }
-  /// @brief The tier, for another pipeline. @pre close() was called; this pipeline is not used
-  /// again.
-  [[nodiscard]] AnyStorage take_storage() {
-    expects(!is_open(), "the storage of an open pipeline is in use");
-    registrations_.clear();
-    return std::move(storage_);
+  /// @brief Closes; from now on visits see what another finisher makes of the bytes (null: the
+  /// bytes). Statistics and history begin anew. After an exception the finisher is the one before.
+  void change_finisher(std::unique_ptr<Finisher<Backend>> finisher) {
+    auto sizes = bound_sizes(finisher.get());
+    close();
+    finisher_ = std::move(finisher);
+    take_finisher_sizes(std::move(sizes));
+    const auto machine = driver_.machine().lock();
+    machine->slots.statistics.reset();
+    machine->slots.history.clear();
   }
   [[nodiscard]] bool is_open() const noexcept { return driver_.is_open(); }
 
@@ -150,6 +148,19 @@ class BlockPipeline {
 
  private:
   using Machine = SharedMachine<Backend, Loop, Rules>;
+
+  // ---- finisher
+  [[nodiscard]] std::vector<std::uint64_t> bound_sizes(const Finisher<Backend>* finisher) const {
+    std::vector<std::uint64_t> sizes;
+    for (std::size_t b = 0; finisher != nullptr && b < storage_.block_count(); ++b)
+      sizes.push_back(finisher->bound_byte_count({block_at(b)}));
+    return sizes;
+  }
+  void take_finisher_sizes(std::vector<std::uint64_t> sizes) noexcept {
+    bound_byte_count_ = std::move(sizes);
+    shape_.transfer.bound_byte_count =
+        bound_byte_count_.empty() ? 0 : *std::ranges::max_element(bound_byte_count_);
+  }
 
   void expects_blocks(std::span<const PartId> parts) const {
     for (const PartId part : parts)

@@ -7,7 +7,8 @@ namespace block_streamer::inline v1 {
 
 /// @brief The bytes of one visit, until destroyed; then the release is recorded on the compute
 /// stream, on every path.
-/// **Threads.** The visitor's. **Lifetime.** Ends before its pass, and before the next acquire.
+/// **Threads.** The visitor's. **Lifetime.** Ends before the next acquire; with its pass at the
+/// latest, and its bytes are nobody's then. Pass and lease may be moved while the other lives.
 template <execution_backend Backend, progress_loop Loop, class Rules>
 class BlockPipeline<Backend, Loop, Rules>::Lease {
  public:
@@ -16,7 +17,9 @@ class BlockPipeline<Backend, Loop, Rules>::Lease {
         visit_{other.visit_},
         bytes_{other.bytes_},
         begin_{other.begin_},
-        discarded_{other.discarded_} {}
+        discarded_{other.discarded_} {
+    if (pass_ != nullptr) pass_->lease_ = this;
+  }
   Lease& operator=(Lease&&) = delete;
   ~Lease() {
     if (pass_ != nullptr) pass_->release(*this);
@@ -33,16 +36,18 @@ class BlockPipeline<Backend, Loop, Rules>::Lease {
  private:
   friend class Pass;
   Lease(Pass& pass, PlannedVisit visit, std::span<std::byte> bytes, Nanoseconds begin)
-      : pass_{&pass}, visit_{visit}, bytes_{bytes}, begin_{begin} {}
-  Pass* pass_;
+      : pass_{&pass}, visit_{visit}, bytes_{bytes}, begin_{begin} {
+    pass.lease_ = this;
+  }
+  Pass* pass_;  ///< null: moved from, or ended with the pass
   PlannedVisit visit_;
   std::span<std::byte> bytes_;
   Nanoseconds begin_;
   bool discarded_ = false;
 };
 
-/// @brief One walk over the visit order. Destroying it before its end aborts it: what is in flight
-/// completes, the rest is forgotten.
+/// @brief One walk over the visit order. Destroying it before its end aborts it: a lease that lives
+/// ends, what is in flight completes, the rest is forgotten.
 template <execution_backend Backend, progress_loop Loop, class Rules>
 class BlockPipeline<Backend, Loop, Rules>::Pass {
  public:
@@ -51,9 +56,16 @@ class BlockPipeline<Backend, Loop, Rules>::Pass {
         visits_{std::move(other.visits_)},
         compute_{other.compute_},
         next_{other.next_},
-        leased_{other.leased_} {}
+        lease_{std::exchange(other.lease_, nullptr)} {
+    if (lease_ != nullptr) lease_->pass_ = this;
+  }
   Pass& operator=(Pass&&) = delete;
   ~Pass() {
+    if (lease_ != nullptr) {
+      Lease& lease = *lease_;
+      release(lease);
+      lease.pass_ = nullptr;
+    }
     if (pipeline_ != nullptr) pipeline_->end_pass(*compute_);
   }
 
@@ -64,14 +76,13 @@ class BlockPipeline<Backend, Loop, Rules>::Pass {
   /// if the pass is done or the previous lease still lives.
   [[nodiscard]] Lease acquire() {
     expects(!done(), "the pass has no further visit");
-    expects(!leased_, "the previous lease must end before the next acquire");
+    expects(lease_ == nullptr, "the previous lease must end before the next acquire");
     const std::size_t index = next_;
     const PlannedVisit visit = visits_[index];
     next_ = visits_.size();  // a pass ends with its first failure
     const std::span<std::byte> bytes = pipeline_->begin_visit(visit, *compute_);
     const Nanoseconds begin = pipeline_->trace_.begin();  // what was waited for is not computing
     next_ = index + 1;
-    leased_ = true;
     return Lease{*this, visit, bytes, begin};
   }
 
@@ -82,7 +93,7 @@ class BlockPipeline<Backend, Loop, Rules>::Pass {
       : pipeline_{&pipeline}, visits_{std::move(visits)}, compute_{&compute} {}
 
   void release(const Lease& lease) noexcept {
-    leased_ = false;
+    lease_ = nullptr;
     if (lease.discarded_) next_ = visits_.size();  // what it planned with is gone
     if constexpr (!Rules::release_always) {
       if (std::uncaught_exceptions() > 0) return;
@@ -101,7 +112,7 @@ class BlockPipeline<Backend, Loop, Rules>::Pass {
   std::vector<PlannedVisit> visits_;
   Stream* compute_;
   std::size_t next_ = 0;
-  bool leased_ = false;
+  Lease* lease_ = nullptr;  ///< of the visit at hand, wherever it was moved to
 };
 
 }  // namespace block_streamer::inline v1

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <block_streamer/block/masters.hpp>
+#include <block_streamer/train/gradient_sum.hpp>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/add.h>
 #include <c10/core/GradMode.h>
 
 #include <cstddef>
@@ -21,6 +21,7 @@ struct PulledGradients {
   std::vector<std::uint32_t> masters;  ///< whose weights in this block train
   std::vector<at::Tensor> trained;     ///< the gradients of those weights
   std::vector<at::Tensor> adapters;    ///< of the block's adapters, in their order
+  std::vector<at::Tensor> context;     ///< of the context's tensors, in their order
 };
 
 /// @brief The gradients of one block's parameters, summed over the micro-batches as they come: in
@@ -38,13 +39,13 @@ class BlockGradients {
     trained_.resize(pulled.trained.size());
     adapters_.resize(pulled.adapters.size());
     for (std::size_t i = 0; i < trained_.size(); ++i) {
-      add(trained_[i], std::move(pulled.trained[i]), (*masters)[masters_[i]].tensor.scalar_type());
+      trained_[i].add(std::move(pulled.trained[i]), (*masters)[masters_[i]].tensor.scalar_type());
     }
     for (std::size_t i = 0; i < adapters_.size(); ++i) {
       at::Tensor& gradient = pulled.adapters[i];
       if (!gradient.defined()) continue;
-      const at::ScalarType own_type = gradient.scalar_type();  // asked before it is moved from
-      add(adapters_[i], std::move(gradient), own_type);
+      const at::ScalarType type = gradient.scalar_type();
+      adapters_[i].add(std::move(gradient), type);
     }
   }
 
@@ -55,31 +56,16 @@ class BlockGradients {
   [[nodiscard]] std::vector<at::Tensor> take_adapters() { return tensors(adapters_); }
 
  private:
-  struct Sum {
-    at::Tensor gradient;
-    bool own = false;  ///< a first gradient may be shared with others
-  };
-
-  static void add(Sum& sum, at::Tensor gradient, at::ScalarType type) {
-    if (!gradient.defined()) return;
-    if (!sum.gradient.defined()) {
-      sum.gradient = std::move(gradient);
-    } else if (sum.own) {
-      sum.gradient.add_(gradient.to(type));
-    } else {
-      sum = {at::add(sum.gradient.to(type), gradient.to(type)), true};
-    }
-  }
-  [[nodiscard]] static std::vector<at::Tensor> tensors(std::vector<Sum>& sums) {
+  [[nodiscard]] static std::vector<at::Tensor> tensors(std::vector<GradientSum>& sums) {
     std::vector<at::Tensor> taken;
-    for (Sum& sum : sums) taken.push_back(std::move(sum.gradient));
+    for (GradientSum& sum : sums) taken.push_back(sum.take());
     return taken;
   }
 
   bool any_ = false;
   std::vector<std::uint32_t> masters_;
-  std::vector<Sum> trained_;
-  std::vector<Sum> adapters_;
+  std::vector<GradientSum> trained_;
+  std::vector<GradientSum> adapters_;
 };
 
 }  // namespace block_streamer::inline v1

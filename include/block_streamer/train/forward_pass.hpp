@@ -2,8 +2,7 @@
 #pragma once
 
 #include <block_streamer/block/mutation_guard.hpp>
-#include <block_streamer/train/rng_replay.hpp>
-#include <block_streamer/train/saved_input.hpp>
+#include <block_streamer/train/saved_forward.hpp>
 #include <block_streamer/train/streamed_run.hpp>
 
 #include <c10/core/GradMode.h>
@@ -12,18 +11,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 namespace block_streamer::inline v1 {
-
-/// What a backward needs of one visit of the forward; nothing, where it does not come down to.
-struct SavedVisit {
-  SavedInput input;
-  std::optional<RngState> random;
-};
 
 /// Nobody looks at the outputs of blocks.
 struct NoObserver {
@@ -75,51 +67,72 @@ struct MicroBatches {
   std::span<RngState> random{};
 };
 
+/// What left the last block, for each micro-batch.
+template <class Run>
+struct PassOutputs {
+  std::vector<typename Run::Hidden> hidden;
+  std::vector<std::vector<at::Tensor>> extras;  ///< what its result has beside it
+};
+
 namespace detail {
 template <class Run>
 [[nodiscard]] SavedVisit save_visit(Run& run, const at::Tensor& input) {
-  return {run.activations().save(input, run.compute()), RngState::capture(run.device())};
+  return {run.activations().save(input, run.compute()), RngState::capture(run.device()), 0};
+}
+/// One micro-batch of one visit; nothing of the outputs lies in the slot.
+template <class Run, class RunBlock>
+[[nodiscard]] typename Run::Hidden run_visit(const RunBlock& run_block,
+                                             std::span<const std::byte> slot,
+                                             const typename Run::Hidden& hidden,
+                                             typename Run::Context& context, bool training,
+                                             std::vector<at::Tensor>* extras) {
+  auto output = detached_from(slot, run_block(hidden, context, training, extras));
+  if (extras != nullptr) {
+    for (at::Tensor& extra : *extras) extra = detached_from(slot, std::move(extra));
+  }
+  return output;
 }
 }  // namespace detail
 
 /// @brief Runs the whole list without grad; each block is fetched once for all micro-batches.
-/// @param saved     if not null, receives what a backward needs, visit by visit and in a visit by
-/// micro-batch, and dropout is active.
+/// @param saved     if not null, its visits receive what a backward needs.
 /// @param observer  called with each block and its output.
 /// @returns what left the last block, for each micro-batch.
 template <class Run, class Observer = NoObserver>
-[[nodiscard]] std::vector<typename Run::Hidden> forward_pass(Run& run, MicroBatches<Run> batches,
-                                                             std::vector<SavedVisit>* saved,
-                                                             bool training,
-                                                             Observer&& observer = {}) {
+[[nodiscard]] PassOutputs<Run> forward_pass(Run& run, MicroBatches<Run> batches,
+                                            SavedForward<typename Run::Context>* saved,
+                                            bool training, Observer&& observer = {}) {
   const c10::NoGradGuard no_grad;
   const std::size_t n = run.blocks().size();
   auto& hidden = batches.hidden;
-  const auto needed = [](const at::Tensor& input) { return input.requires_grad(); };
   const std::size_t trainable = run.blocks().lowest_trainable();
   // The backward will end where nothing below trains (see backward_pass).
-  const std::size_t lowest = std::ranges::any_of(hidden, needed) ? 0 : trainable;
-  std::vector<bool> to_input(hidden.size());
-  std::transform(hidden.begin(), hidden.end(), to_input.begin(), needed);
+  const std::size_t lowest = saved != nullptr && saved->any_reaches_first() ? 0 : trainable;
+  std::vector<std::vector<at::Tensor>> extras(hidden.size(),
+                                              std::vector<at::Tensor>(Run::extra_count));
   const VisitOrder forward = ascending(0, n);
   const VisitOrder backward = saved != nullptr ? descending(lowest, n) : forward;
   const MasterRelease release{run, /*backward_follows=*/saved != nullptr};
   const ActivationsInFlight<Run> in_flight{run};
   run.refetch_masters();
-  run.walk(forward, release.due() ? VisitOrder{} : joined(backward, forward),
-           [&](BlockId block, auto&& run_block, std::span<const std::byte> slot) {
-             for (std::size_t b = 0; b < hidden.size(); ++b) {
-               const RngTurn turn{batches.random.empty() ? nullptr : &batches.random[b]};
-               if (saved != nullptr) {
-                 const bool wanted = index_of(block) >= trainable || to_input[b];
-                 saved->push_back(wanted ? detail::save_visit(run, hidden[b]) : SavedVisit{});
-               }
-               hidden[b] = detached_from(slot, run_block(hidden[b], batches.contexts[b], training));
-               observer(block, hidden[b]);
-             }
-           });
+  run.walk(
+      forward, release.due() ? VisitOrder{} : joined(backward, forward),
+      [&](BlockId block, auto&& run_block, std::span<const std::byte> slot) {
+        for (std::size_t b = 0; b < hidden.size(); ++b) {
+          const RngTurn turn{batches.random.empty() ? nullptr : &batches.random[b]};
+          if (saved != nullptr) {
+            const bool wanted = index_of(block) >= trainable || saved->reaches_first(b);
+            saved->visits.push_back(wanted ? detail::save_visit(run, hidden[b]) : SavedVisit{});
+          }
+          const bool whole = Run::extra_count > 0 && index_of(block) + 1 == n;
+          hidden[b] = detail::run_visit<Run>(run_block, slot, hidden[b], batches.contexts[b],
+                                             training, whole ? &extras[b] : nullptr);
+          if (saved != nullptr) saved->visits.back().mode = run.blocks().mode(block);
+          observer(block, hidden[b]);
+        }
+      });
   if (saved != nullptr) run.activations().settle(run.compute());
-  return std::move(hidden);
+  return {std::move(hidden), std::move(extras)};
 }
 
 }  // namespace block_streamer::inline v1

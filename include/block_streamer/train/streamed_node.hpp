@@ -5,8 +5,6 @@
 #include <block_streamer/train/gradient_ledger.hpp>
 #include <block_streamer/train/gradient_route.hpp>
 
-#include <ATen/autocast_mode.h>
-
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
@@ -23,18 +21,19 @@
 namespace block_streamer::inline v1 {
 
 /// @brief One streamed training forward as one node of the autograd graph. Inputs: the list's
-/// input for each micro-batch, then every parameter of every block; one output for each
-/// micro-batch. Owns what its backward needs, the run included.
+/// input for each micro-batch, then every parameter of every block, then the tensors of the
+/// contexts; outputs: for each micro-batch what the last block gives. Owns what its backward needs,
+/// the run included.
 template <class Run>
 class StreamedNode final : public torch::autograd::Node {
  public:
   using Context = typename Run::Context;
 
-  StreamedNode(std::shared_ptr<Run> run, std::span<const Context> contexts,
+  StreamedNode(std::shared_ptr<Run> run, SavedForward<Context> forward,
                torch::autograd::edge_list edges)
       : Node{std::move(edges)},
+        saved{std::move(forward)},
         run_{std::move(run)},
-        contexts_(contexts.begin(), contexts.end()),
         generation_{run_->generation()} {
     for (std::size_t i = 0; i < run_->blocks().size(); ++i) {
       for (const at::Tensor& parameter : run_->blocks().adapter_parameters(i))
@@ -45,27 +44,35 @@ class StreamedNode final : public torch::autograd::Node {
       master_versions_.push_back(master.tensor._version());
   }
 
-  std::vector<SavedVisit> saved;
-  std::vector<bool> inputs_needed;  ///< per micro-batch
+  SavedForward<Context> saved;
 
   [[nodiscard]] std::string name() const override { return "StreamedBackward"; }
   void release_variables() override {
-    saved.clear();
+    saved.visits.clear();
+    saved.contexts.clear();
     released_ = true;
   }
   torch::autograd::variable_list apply(torch::autograd::variable_list&& outputs) override {
     check_usable();
     const typename Run::Walk walk{*run_};
     GradientLedger ledger = make_ledger();
-    torch::autograd::variable_list all =
-        backward_pass(*run_, saved, contexts_, std::move(outputs), inputs_needed, ledger);
+    PassGradients found = backward_pass(*run_, saved, by_batch(std::move(outputs)), ledger);
+    torch::autograd::variable_list all = std::move(found.inputs);
     for (auto& of_block : ledger.results()) {
       for (at::Tensor& gradient : of_block) all.push_back(std::move(gradient));
     }
+    for (at::Tensor& gradient : found.contexts) all.push_back(std::move(gradient));
     return all;
   }
 
  private:
+  [[nodiscard]] std::vector<std::vector<at::Tensor>> by_batch(
+      torch::autograd::variable_list outputs) const {
+    std::vector<std::vector<at::Tensor>> batches(saved.contexts.size());
+    for (std::size_t i = 0; i < outputs.size(); ++i)
+      batches[i / (1 + Run::extra_count)].push_back(std::move(outputs[i]));
+    return batches;
+  }
   void check_usable() const {
     expects(!c10::GradMode::is_enabled(),
             "a streamed forward has no second derivative (create_graph=true)");
@@ -74,6 +81,7 @@ class StreamedNode final : public torch::autograd::Node {
             "retain_graph=true");
     expects(generation_ == run_->generation(),
             "the streamer's dtype or adapters changed between this forward and its backward");
+    for (const auto& context : saved.contexts) context.check_unchanged();
     std::size_t next = 0;
     for (std::size_t i = 0; i < run_->blocks().size(); ++i) {
       for (const at::Tensor& parameter : run_->blocks().adapter_parameters(i))
@@ -96,7 +104,7 @@ class StreamedNode final : public torch::autograd::Node {
     StepUpdates* const updates = run_->updates();
     const bool in_step = updates != nullptr && updates->open();
     std::vector<GradientLedger::Block> blocks;
-    auto edge = static_cast<std::uint32_t>(contexts_.size());  // after the inputs'
+    auto edge = static_cast<std::uint32_t>(saved.contexts.size());  // after the inputs'
     for (std::size_t i = 0; i < run_->blocks().size(); ++i) {
       blocks.push_back({run_->blocks().parameters(i), run_->blocks().owned_masters(i), {}});
       for (std::size_t p = 0; p < blocks.back().parameters.size(); ++p)
@@ -107,7 +115,6 @@ class StreamedNode final : public torch::autograd::Node {
   }
 
   std::shared_ptr<Run> run_;
-  std::vector<Context> contexts_;  ///< per micro-batch
   std::uint64_t generation_;
   std::vector<std::int64_t> versions_;         ///< of adapters' parameters
   std::vector<std::int64_t> master_versions_;  ///< of all masters: a recompute uses them all
@@ -129,36 +136,62 @@ class EvaluationNode final : public torch::autograd::Node {
 namespace detail {
 
 template <class Run>
-[[nodiscard]] torch::autograd::edge_list edges_to(const Run& run, std::vector<at::Tensor> inputs) {
+[[nodiscard]] torch::autograd::edge_list edges_to(const Run& run,
+                                                  const MicroBatches<Run>& batches) {
+  std::vector<at::Tensor> inputs = batches.hidden;
   for (std::size_t i = 0; i < run.blocks().size(); ++i) {
     for (const at::Tensor& parameter : run.blocks().parameters(i)) inputs.push_back(parameter);
+  }
+  for (auto& context : batches.contexts) {
+    for (const at::Tensor* tensor : tensors_of(context)) inputs.push_back(*tensor);
   }
   return torch::autograd::collect_next_edges(inputs);
 }
 
-/// The output as the next result of `node`. A forward whose output is its input (nothing computed),
-/// or already a result, gets a fresh tensor.
-[[nodiscard]] inline at::Tensor with_history(at::Tensor output, const at::Tensor& input,
-                                             const std::shared_ptr<torch::autograd::Node>& node) {
-  if (output.unsafeGetTensorImpl() == input.unsafeGetTensorImpl() || output.requires_grad() ||
-      output.is_view())
+/// Makes `output` the next result of `node`. One that somebody else has too (an input through
+/// which nothing was computed, a tensor of the context, a result before it) becomes a fresh tensor;
+/// what has no gradient keeps its place.
+inline void set_history(at::Tensor& output, const std::shared_ptr<torch::autograd::Node>& node) {
+  if (!output.defined() || !torch::autograd::isDifferentiableType(output.scalar_type())) {
+    node->add_input_metadata(torch::autograd::Node::undefined_input{});
+    return;
+  }
+  if (output.use_count() > 1 || output.requires_grad() || output.is_view())
     output = output.detach();
   torch::autograd::set_history(output, node);
-  return output;
 }
-[[nodiscard]] inline std::vector<at::Tensor> with_history(
-    std::vector<at::Tensor> outputs, const std::vector<at::Tensor>& inputs,
-    const std::shared_ptr<torch::autograd::Node>& node) {
-  for (std::size_t b = 0; b < outputs.size(); ++b)
-    outputs[b] = with_history(std::move(outputs[b]), inputs[b], node);
+template <class Run>
+[[nodiscard]] PassOutputs<Run> with_history(PassOutputs<Run> outputs,
+                                            const std::shared_ptr<torch::autograd::Node>& node) {
+  for (std::size_t b = 0; b < outputs.hidden.size(); ++b) {
+    set_history(outputs.hidden[b], node);
+    for (at::Tensor& extra : outputs.extras[b]) set_history(extra, node);
+  }
   return outputs;
 }
 
 template <class Run>
-[[nodiscard]] bool needs_graph(const Run& run, const std::vector<at::Tensor>& inputs) {
+[[nodiscard]] bool needs_graph(const Run& run, const MicroBatches<Run>& batches) {
   const auto needs = [](const at::Tensor& input) { return input.requires_grad(); };
-  return c10::GradMode::is_enabled() && (std::ranges::any_of(inputs, needs) ||
+  const auto context_needs = [](auto& context) { return needs_gradient(context); };
+  return c10::GradMode::is_enabled() && (std::ranges::any_of(batches.hidden, needs) ||
+                                         std::ranges::any_of(batches.contexts, context_needs) ||
                                          run.blocks().lowest_trainable() < run.blocks().size());
+}
+
+/// What a backward will need, but for the visits.
+template <class Run>
+[[nodiscard]] SavedForward<typename Run::Context> begin_saving(const Run& run,
+                                                               const MicroBatches<Run>& batches) {
+  SavedForward<typename Run::Context> saved{{}, {}, AutocastState::capture(run.device())};
+  for (auto& context : batches.contexts) saved.contexts.emplace_back(context);
+  for (const at::Tensor& input : batches.hidden) {
+    expects(!input.is_inference(),
+            "the input was made in inference mode, which a training forward cannot keep: clone it "
+            "outside of inference mode");
+    saved.inputs_needed.push_back(input.requires_grad());
+  }
+  return saved;
 }
 
 }  // namespace detail
@@ -167,31 +200,24 @@ template <class Run>
 /// node if grad mode is on and something needs a gradient.
 /// @param training  evaluation forwards record a node that explains itself.
 template <class Run>
-[[nodiscard]] std::vector<typename Run::Hidden> streamed_forward(const std::shared_ptr<Run>& run,
-                                                                 MicroBatches<Run> batches,
-                                                                 bool training) {
+[[nodiscard]] PassOutputs<Run> streamed_forward(const std::shared_ptr<Run>& run,
+                                                MicroBatches<Run> batches, bool training) {
   for (const at::Tensor& input : batches.hidden) run->check_input(input);
   const typename Run::Walk walk{*run};
-  const bool needed = detail::needs_graph(*run, batches.hidden);
-  if (needed && training && at::autocast::is_autocast_enabled(run->device().type())) {
-    throw UnsupportedError{
-        "a training forward under autocast is not supported yet: its recompute would not cast "
-        "alike"};
-  }
+  const bool needed = detail::needs_graph(*run, batches);
   if (!needed) return forward_pass(*run, std::move(batches), nullptr, training);
-  const std::vector<at::Tensor> inputs = batches.hidden;
-  auto edges = detail::edges_to(*run, inputs);
+  auto edges = detail::edges_to(*run, batches);
   if (!training) {
     auto outputs = forward_pass(*run, std::move(batches), nullptr, /*training=*/false);
     const std::shared_ptr<torch::autograd::Node> node{new EvaluationNode{std::move(edges)},
                                                       torch::autograd::deleteNode};
-    return detail::with_history(std::move(outputs), inputs, node);
+    return detail::with_history(std::move(outputs), node);
   }
   const std::shared_ptr<StreamedNode<Run>> node{
-      new StreamedNode<Run>{run, batches.contexts, std::move(edges)}, torch::autograd::deleteNode};
-  for (const at::Tensor& input : inputs) node->inputs_needed.push_back(input.requires_grad());
+      new StreamedNode<Run>{run, detail::begin_saving(*run, batches), std::move(edges)},
+      torch::autograd::deleteNode};
   auto outputs = forward_pass(*run, std::move(batches), &node->saved, /*training=*/true);
-  return detail::with_history(std::move(outputs), inputs, node);
+  return detail::with_history(std::move(outputs), node);
 }
 
 }  // namespace block_streamer::inline v1

@@ -11,6 +11,7 @@
 #include <block_streamer/pipeline/pass.hpp>
 #include <block_streamer/plan/visit_order.hpp>
 #include <block_streamer/train/activation_store.hpp>
+#include <block_streamer/train/autocast_state.hpp>
 #include <block_streamer/train/gradient_exit.hpp>
 #include <block_streamer/train/master_watch.hpp>
 
@@ -56,6 +57,8 @@ class StreamedRun {
   using Hidden = typename Block::Hidden;
   using Context = typename Block::Context;
   using Pipeline = BlockPipeline<Backend>;
+  /// What the last block gives beside what flows, in tensors.
+  static constexpr std::size_t extra_count = extra_count_of<Block>;
 
   /// @param dtype    what floating weights are computed in; nullopt: as stored.
   /// @param masters  what the storage was made of, if it was; null: the storage does not change.
@@ -96,22 +99,24 @@ class StreamedRun {
   };
 
   /// @brief Visits `order`, calling `visit(block, run_block, bytes)` for each; `run_block(hidden,
-  /// context)` runs the block on its bytes, and is only valid inside. The visit's weights stay
-  /// usable until `visit` returns.
+  /// context, training, extras)` runs the block on its bytes, and is only valid inside. The visit's
+  /// weights stay usable until `visit` returns.
   template <class Visit>
   void walk(const VisitOrder& order, const VisitOrder& hint, Visit&& visit) {
     if (!pipeline_->is_open()) bind();
     compute_ = &bridge_.current();
     auto pass = pipeline_->begin_pass(order, hint, *compute_);
+    forget_casts(device());  // of a block's own tensors, made outside
     while (!pass.done()) {
       auto lease = pass.acquire();
       const BlockId block = lease.part().block;
-      const VisitEnd end{blocks_};
+      const VisitEnd end{*this};
       visit(
           block,
-          [&](const Hidden& hidden, Context& context, bool training) {
+          [&](const Hidden& hidden, Context& context, bool training,
+              std::vector<at::Tensor>* extras = nullptr) {
             try {
-              return blocks_.run(block, lease.bytes(), hidden, context, training);
+              return blocks_.run(block, lease.bytes(), hidden, context, training, extras);
             } catch (...) {  // whatever it did before, its weights are not to be trusted any more
               blocks_.end_visit();
               blocks_.forget_views(lease.bytes());
@@ -165,14 +170,16 @@ class StreamedRun {
   [[nodiscard]] typename Backend::Stream& compute() noexcept { return *compute_; }
 
   /// @brief Computes in another type from now on. @pre no walk; graphs made before are refused
-  /// afterwards.
+  /// afterwards. After an exception it is the type before.
   void change_dtype(std::optional<DType> dtype) {
     const Walk walk{*this};
     expects(!dtype || is_computable(*dtype), "a streamer computes in F16, BF16, F32 or F64");
-    pipeline_->close();
-    AnyStorage storage = pipeline_->take_storage();
-    pipeline_.reset();
-    build(std::move(storage), dtype);
+    auto change = change_to(pipeline_->storage(), dtype);
+    const auto* const next = change.get();
+    auto bound = blocks_.match(layouts(next));
+    pipeline_->change_finisher(std::move(change));
+    change_ = next;
+    blocks_.bind(std::move(bound));
     ++generation_;
   }
   void weave(AdapterTable adapters) {
@@ -196,6 +203,7 @@ class StreamedRun {
       throw ContractViolation{"the input is on " + hidden.device().str() +
                               ", the streamer computes on " + device().str()};
     }
+    if (casts_alike(hidden)) return;
     if (blocks_.dtype() && hidden.scalar_type() != scalar_type_of(*blocks_.dtype())) {
       throw ContractViolation{std::string{"the input is "} + c10::toString(hidden.scalar_type()) +
                               ", the blocks compute in " + std::string{name_of(*blocks_.dtype())}};
@@ -204,28 +212,39 @@ class StreamedRun {
 
  private:
   struct VisitEnd {
-    BoundBlocks<Block>& blocks;
-    ~VisitEnd() { blocks.end_visit(); }
+    StreamedRun& run;
+    ~VisitEnd() {
+      run.blocks_.end_visit();
+      forget_casts(run.device());
+    }
   };
 
+  /// Autocast makes one type of floating inputs and weights.
+  [[nodiscard]] bool casts_alike(const at::Tensor& hidden) const {
+    return hidden.is_floating_point() && at::autocast::is_autocast_enabled(device().type());
+  }
   void build(AnyStorage storage, std::optional<DType> dtype) {
-    std::vector<BlockLayout> wire;
-    for (std::size_t i = 0; i < storage.block_count(); ++i)
-      wire.push_back(storage.image(block_at(i)).layout);
-    std::unique_ptr<detail::TypeChange<Backend>> change;
-    if (dtype && differs(wire, *dtype)) {
-      change = std::make_unique<detail::TypeChange<Backend>>(wire, *dtype, device());
-    }
+    auto change = change_to(storage, dtype);
     change_ = change.get();
     pipeline_ =
         std::make_unique<Pipeline>(std::move(storage), backend_, options_, std::move(change));
     bind();
   }
-  void bind() {
-    blocks_.bind([this](BlockId block) -> const BlockLayout& {
-      return change_ != nullptr ? change_->layout(block) : pipeline_->storage().image(block).layout;
-    });
+  /// Null: the stored types are those computed with.
+  [[nodiscard]] std::unique_ptr<detail::TypeChange<Backend>> change_to(
+      const AnyStorage& storage, std::optional<DType> dtype) const {
+    std::vector<BlockLayout> wire;
+    for (std::size_t i = 0; i < storage.block_count(); ++i)
+      wire.push_back(storage.image(block_at(i)).layout);
+    if (!dtype || !differs(wire, *dtype)) return nullptr;
+    return std::make_unique<detail::TypeChange<Backend>>(wire, *dtype, device());
   }
+  [[nodiscard]] auto layouts(const detail::TypeChange<Backend>* change) const {
+    return [this, change](BlockId block) -> const BlockLayout& {
+      return change != nullptr ? change->layout(block) : pipeline_->storage().image(block).layout;
+    };
+  }
+  void bind() { blocks_.bind(blocks_.match(layouts(change_))); }
   [[nodiscard]] static bool differs(const std::vector<BlockLayout>& layouts, DType dtype) {
     for (const BlockLayout& layout : layouts) {
       for (const TensorPlacement& tensor : layout.tensors) {
