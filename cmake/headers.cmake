@@ -61,6 +61,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   device/host_backend.hpp
   device/host_edges.hpp
   device/host_queue.hpp
+  device/metered_backend.hpp
   device/notify_thread.hpp
   device/violation_log.hpp
   os/atomic_replace.hpp
@@ -90,10 +91,14 @@ set(BLOCK_STREAMER_CORE_HEADERS
   os/limits_posix.hpp
   os/limits_windows.hpp
   os/mapping_advice.hpp
+  os/process_memory.hpp
+  os/process_memory_posix.hpp
+  os/process_memory_windows.hpp
   os/scratch_file.hpp
   os/scratch_file_posix.hpp
   os/scratch_file_windows.hpp
   os/windows_api.hpp
+  plan/memory_forecast.hpp
   plan/next_use.hpp
   plan/pass_costs.hpp
   plan/pass_plan.hpp
