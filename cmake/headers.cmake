@@ -280,6 +280,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   layers/rms_norm.hpp
   layers/rotary.hpp
   layers/swiglu.hpp
+  lora/adapter_set.hpp
   lora/lora_adapter.hpp
   lora/lora_projection.hpp
   lora/merge.hpp
@@ -288,6 +289,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   lora/peft_files.hpp
   lora/peft_loading.hpp
   lora/saved_targets.hpp
+  lora/summed_projection.hpp
   lora/target_matching.hpp
   models/decoder_block.hpp
   models/decoder_context.hpp
