@@ -61,6 +61,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   device/host_backend.hpp
   device/host_edges.hpp
   device/host_queue.hpp
+  device/metered_backend.hpp
   device/notify_thread.hpp
   device/violation_log.hpp
   os/atomic_replace.hpp
@@ -90,10 +91,14 @@ set(BLOCK_STREAMER_CORE_HEADERS
   os/limits_posix.hpp
   os/limits_windows.hpp
   os/mapping_advice.hpp
+  os/process_memory.hpp
+  os/process_memory_posix.hpp
+  os/process_memory_windows.hpp
   os/scratch_file.hpp
   os/scratch_file_posix.hpp
   os/scratch_file_windows.hpp
   os/windows_api.hpp
+  plan/memory_forecast.hpp
   plan/next_use.hpp
   plan/pass_costs.hpp
   plan/pass_plan.hpp
@@ -279,6 +284,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   layers/rms_norm.hpp
   layers/rotary.hpp
   layers/swiglu.hpp
+  lora/adapter_set.hpp
   lora/lora_adapter.hpp
   lora/lora_projection.hpp
   lora/merge.hpp
@@ -287,6 +293,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   lora/peft_files.hpp
   lora/peft_loading.hpp
   lora/saved_targets.hpp
+  lora/summed_projection.hpp
   lora/target_matching.hpp
   models/decoder_block.hpp
   models/decoder_context.hpp
