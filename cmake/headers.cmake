@@ -270,6 +270,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   finetune/run_folder.hpp
   finetune/run_record.hpp
   finetune/save_schedule.hpp
+  finetune/trained_model_files.hpp
   finetune/training_loop.hpp
   finetune/training_state.hpp
   generate/generated_row.hpp
@@ -297,10 +298,12 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   lora/target_matching.hpp
   models/decoder_block.hpp
   models/decoder_context.hpp
+  models/decoder_masters.hpp
   models/decoder_model.hpp
   models/llama.hpp
   models/non_finite.hpp
   models/qwen3.hpp
+  models/resident_parameters.hpp
   models/resident_weights.hpp
   models/stored_embedding.hpp
   models/stream_head.hpp
@@ -320,6 +323,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   train/activation_usage.hpp
   train/autocast_state.hpp
   train/background_task.hpp
+  train/backward_from.hpp
   train/backward_pass.hpp
   train/block_gradients.hpp
   train/chunked_loss.hpp

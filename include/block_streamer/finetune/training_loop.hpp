@@ -1,18 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/block/named_tensor.hpp>
 #include <block_streamer/core/error.hpp>
+#include <block_streamer/core/expects.hpp>
+#include <block_streamer/core/ids.hpp>
 #include <block_streamer/finetune/loss_over_tokens.hpp>
 #include <block_streamer/finetune/micro_batch_order.hpp>
 #include <block_streamer/finetune/row_batch.hpp>
 #include <block_streamer/finetune/row_order.hpp>
 #include <block_streamer/models/non_finite.hpp>
+#include <block_streamer/models/resident_parameters.hpp>
 #include <block_streamer/optim/adamw.hpp>
 #include <block_streamer/optim/gradient_norm.hpp>
+#include <block_streamer/train/backward_from.hpp>
 #include <block_streamer/train/rng_replay.hpp>
 #include <block_streamer/train/token_loss.hpp>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/isfinite.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -54,19 +61,26 @@ struct StepReport {
   std::string not_finite = {};  ///< where values stopped being finite, if the step was skipped
 };
 
-/// @brief Trains what a streamer's parameters() are, with AdamW, a step at a time.
+/// @brief Trains what a streamer's parameters() are, with AdamW, a step at a time; if told so, the
+/// model's embedding, final norm and head as well.
+/// Parameters are stepped in a sweep after the backward: a step tells the norm of its whole
+/// gradient, and where that is not finite nothing may have changed.
 /// The loss of a step is the sum over its trained tokens divided by their number, whatever the
 /// split into micro-batches.
 /// **Lifetime.** Model and streamer outlive it. **Threads.** Externally synchronised.
 template <class Model, class Streamer>
 class TrainingLoop {
  public:
-  TrainingLoop(const Model& model, Streamer& streamer, TrainingOptions options = {})
+  /// @param residents  train as well: the embedding first, norm and head after the streamer's
+  /// parameters. Outlives it; null: they are frozen.
+  TrainingLoop(const Model& model, Streamer& streamer, TrainingOptions options = {},
+               models::ResidentParameters* residents = nullptr)
       : model_{model},
         streamer_{streamer},
         options_{std::move(options)},
         optimizer_{options_.adamw},
-        parameters_{streamer.parameters()} {
+        residents_{residents},
+        parameters_{parameters_of(streamer, residents)} {
     expects(!parameters_.empty(), "something must train: attach an adapter first");
     expects(options_.labels.empty() || options_.labels.size() == parameters_.size(),
             "one label per parameter");
@@ -102,6 +116,7 @@ class TrainingLoop {
     }
     random.front().apply();  // the caller's generators go on after the first pass
     if (report.not_finite.empty()) update(learning_rate, report);
+    looked_up_.clear();
     ++steps_;
     return report;
   }
@@ -118,6 +133,20 @@ class TrainingLoop {
     RowBatch batch;
     TokenTargets targets;
   };
+  struct LookedUp {
+    at::Tensor ids;    ///< (B,T)
+    at::Tensor input;  ///< (B,T,C), their rows of the embedding, with a gradient
+  };
+
+  static std::vector<at::Tensor> parameters_of(const Streamer& streamer,
+                                               const models::ResidentParameters* residents) {
+    std::vector<at::Tensor> all;
+    NamedTensors blocks;
+    for (at::Tensor& parameter : streamer.parameters()) blocks.push_back({{}, parameter});
+    for (auto& [name, parameter] : residents == nullptr ? blocks : residents->around(blocks))
+      all.push_back(parameter);
+    return all;
+  }
 
   static std::vector<Part> split(std::span<const TextRow> rows,
                                  std::span<const std::size_t> numbers, std::size_t batch) {
@@ -148,10 +177,12 @@ class TrainingLoop {
     if (stop && stop()) return false;
     const std::vector<at::Tensor> hidden = forward(parts, random);  // (B,T,C) each
     for (const Part& part : parts) report.tokens += part.batch.tokens;
-    at::Tensor total;
+    std::vector<at::Tensor> gradients;  // of hidden
     for (std::size_t i = 0; i < parts.size(); ++i) {
       if (i > 0 && stop && stop()) return false;
-      const at::Tensor loss = loss_over_tokens(model_, hidden[i], parts[i].targets).sum /
+      // Pulled back on its own: no loss keeps its gradients of norm and head beside the others'.
+      const at::Tensor scored = hidden[i].detach().set_requires_grad(true);
+      const at::Tensor loss = loss_over_tokens(model_, scored, parts[i].targets).sum /
                               static_cast<double>(report.trained);
       const double value = loss.template item<double>();
       report.loss += value;
@@ -161,9 +192,11 @@ class TrainingLoop {
         refuse_or_skip(report);
         return true;
       }
-      total = total.defined() ? total + loss : loss;
+      loss.backward();
+      if (residents_ != nullptr) residents_->collect();
+      gradients.push_back(scored.grad());
     }
-    total.backward();
+    backward_from(hidden, gradients);
     return true;
   }
   [[nodiscard]] std::vector<at::Tensor> forward(std::span<const Part> parts,
@@ -171,13 +204,23 @@ class TrainingLoop {
     std::vector<at::Tensor> inputs;
     std::vector<decltype(model_.context(parts[0].batch.ids))> contexts;
     for (const Part& part : parts) {
-      inputs.push_back(model_.embed(part.batch.ids));
+      inputs.push_back(embed(part));
       contexts.push_back(model_.context(part.batch.ids));
     }
     return streamer_.forward(inputs, contexts, random);
   }
+  [[nodiscard]] at::Tensor embed(const Part& part) {
+    if (residents_ == nullptr) return model_.embed(part.batch.ids);
+    const c10::NoGradGuard no_grad;  // the gradient is taken at the end of the step
+    at::Tensor input = model_.embed(part.batch.ids).set_requires_grad(true);
+    looked_up_.push_back({part.batch.ids, input});
+    return input;
+  }
 
   void update(double learning_rate, StepReport& report) {
+    // Pass by pass, whatever order the passes were pulled back in.
+    for (const auto& [ids, input] : looked_up_)
+      residents_->add_embedding_gradient(ids, input.grad());
     std::vector<at::Tensor> gradients;
     for (const at::Tensor& parameter : parameters_) gradients.push_back(parameter.grad());
     report.gradient_norm = global_gradient_norm(gradients);
@@ -194,6 +237,7 @@ class TrainingLoop {
         {.step = steps_ + 1, .learning_rate = learning_rate, .gradient_scale = scale});
     optimizer_.update(BlockId{}, parameters_, gradients);
     optimizer_.end_step();
+    if (residents_ != nullptr) residents_->refresh();
   }
 
   void refuse_or_skip(const StepReport& report) {
@@ -203,6 +247,8 @@ class TrainingLoop {
   }
   void drop_gradients() {
     for (const at::Tensor& parameter : parameters_) parameter.mutable_grad() = at::Tensor{};
+    if (residents_ != nullptr) residents_->drop_gradients();
+    looked_up_.clear();
   }
   /// The backward goes from the last block to the first.
   [[nodiscard]] std::string first_bad_gradient(const std::vector<at::Tensor>& gradients) const {
@@ -218,7 +264,9 @@ class TrainingLoop {
   Streamer& streamer_;
   TrainingOptions options_;
   AdamW optimizer_;
+  models::ResidentParameters* residents_;
   std::vector<at::Tensor> parameters_;
+  std::vector<LookedUp> looked_up_;  ///< in the running step, where the embedding trains
   std::uint64_t steps_ = 0;
 };
 

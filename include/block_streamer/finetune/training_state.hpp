@@ -17,10 +17,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -108,27 +110,40 @@ inline void sort_by_name(NamedTensors& tensors) {
   std::ranges::sort(tensors, {}, &NamedTensor::name);
 }
 
-/// Every tensor of the state, by name.
-[[nodiscard]] inline NamedTensors read_state(const std::filesystem::path& path) {
-  const Checkpoint file = Checkpoint::open(path);
-  NamedTensors all;
-  for (const StoredTensor& stored : file.tensors()) {
-    all.push_back({stored.spec.name, load_tensor(file, stored.spec.name)});
+/// The sum of a state's tensors, read one after another.
+[[nodiscard]] inline std::uint32_t sum_of_tensors(const Checkpoint& file) {
+  std::uint32_t sum = 0;
+  for (const StoredTensor& stored : file.tensors()) {  // sorted by name
+    sum = crc32c(std::as_bytes(std::span{stored.spec.name}), sum);
+    sum = crc32c(bytes_of(load_tensor(file, stored.spec.name)), sum);
   }
-  sort_by_name(all);
-  return all;
+  return sum;
 }
 
-[[nodiscard]] inline at::Tensor take_parameter(const std::filesystem::path& path,
-                                               std::map<std::string, at::Tensor>& saved,
-                                               const std::string& name, const at::Tensor& like) {
-  const auto found = saved.find("parameter." + name);
-  if (found == saved.end()) throw BindingError{path.string() + ": " + name + " is missing"};
-  at::Tensor value = std::move(saved.extract(found).mapped());
-  if (value.sizes() != like.sizes() || value.scalar_type() != like.scalar_type()) {
+inline void expect_parameter(const std::filesystem::path& path, const Checkpoint& file,
+                             const std::string& name, const at::Tensor& like) {
+  const StoredTensor* const stored = file.find("parameter." + name);
+  if (stored == nullptr) throw BindingError{path.string() + ": " + name + " is missing"};
+  if (stored->spec.shape != shape_of(like) || stored->spec.dtype != dtype_of(like.scalar_type())) {
     throw BindingError{path.string() + ": " + name + " has another shape or type than here"};
   }
-  return value;
+}
+
+/// What of the state is the optimizer's. @throws BindingError for what is nobody's.
+[[nodiscard]] inline std::set<std::string> optimizer_entries(const std::filesystem::path& path,
+                                                             const Checkpoint& file,
+                                                             std::set<std::string> parameters) {
+  constexpr std::string_view own = "optimizer.", other = "parameter.";
+  std::set<std::string> entries;
+  for (const StoredTensor& stored : file.tensors()) {
+    const std::string& name = stored.spec.name;
+    if (name.starts_with(own)) {
+      entries.insert(name.substr(own.size()));
+    } else if (!name.starts_with(other) || parameters.erase(name.substr(other.size())) == 0) {
+      throw BindingError{path.string() + ": " + name + " is unknown"};
+    }
+  }
+  return entries;
 }
 
 }  // namespace detail
@@ -187,32 +202,28 @@ inline void save_training_state(const std::filesystem::path& path, const RunReco
 /// @param parameters  written in place; names, shapes and types are the saved ones.
 /// @throws FormatError if bytes of the file have changed; BindingError naming a tensor that is
 /// missing, unknown or of another shape or type. Nothing has changed then.
+/// **Cost.** Reads the file twice; memory: the moments, and one tensor.
 inline void load_training_state(const std::filesystem::path& path, const NamedTensors& parameters,
                                 AdamW& optimizer) {
   const SafetensorsHeader header = read_safetensors_header(path);
-  const NamedTensors all = detail::read_state(path);
-  if (detail::sum_of(all) != detail::state_number(path, header.metadata, "crc32c")) {
+  const Checkpoint file = Checkpoint::open(path);
+  if (detail::sum_of_tensors(file) != detail::state_number(path, header.metadata, "crc32c")) {
     throw FormatError{path.string(),
                       "the file has changed since it was saved: its tensors have another crc32c"};
   }
-  std::map<std::string, at::Tensor> saved;
-  for (const auto& [name, tensor] : all) saved.emplace(name, tensor);
   std::vector<std::string> names;
-  std::vector<at::Tensor> targets, values;
+  std::vector<at::Tensor> targets;
   for (const auto& [name, tensor] : parameters) {
+    detail::expect_parameter(path, file, name, tensor);
     names.push_back(name);
     targets.push_back(tensor);
-    values.push_back(detail::take_parameter(path, saved, name, tensor));
   }
-  constexpr std::string_view prefix = "optimizer.";
-  NamedTensors moments;
-  for (auto& [name, tensor] : saved) {
-    if (!name.starts_with(prefix)) throw BindingError{path.string() + ": " + name + " is unknown"};
-    moments.push_back({name.substr(prefix.size()), std::move(tensor)});
-  }
-  load_adamw_state(optimizer, names, targets, moments);
+  load_adamw_state(optimizer, names, targets,
+                   detail::optimizer_entries(path, file, {names.begin(), names.end()}),
+                   [&](const std::string& name) { return load_tensor(file, "optimizer." + name); });
   const c10::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < targets.size(); ++i) targets[i].copy_(values[i]);
+  for (std::size_t i = 0; i < targets.size(); ++i)
+    targets[i].copy_(load_tensor(file, "parameter." + names[i]));
 }
 
 }  // namespace block_streamer::inline v1

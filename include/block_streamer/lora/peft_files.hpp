@@ -47,11 +47,12 @@ namespace detail {
 /// A folder for files in the making, beside their place; gone at the end of the scope.
 class StagingFolder {
  public:
-  explicit StagingFolder(const std::filesystem::path& folder) : path_{folder / ".adapter-new"} {
+  StagingFolder(const std::filesystem::path& folder, const std::string& name)
+      : path_{folder / name} {
     std::error_code error;
     std::filesystem::remove_all(path_, error);  // of a run that was killed
     std::filesystem::create_directories(path_, error);
-    if (error) throw StorageError{folder.string(), "cannot make a folder for the adapter", error};
+    if (error) throw StorageError{folder.string(), "cannot make a folder for new files", error};
   }
   StagingFolder(const StagingFolder&) = delete;
   StagingFolder& operator=(const StagingFolder&) = delete;
@@ -104,7 +105,7 @@ inline void save_adapter(const std::filesystem::path& folder, const LoraAdapter&
                          const std::string& base_model = {}) {
   const std::filesystem::path config_path = folder / "adapter_config.json";
   const std::string config = format_peft_config(peft_config_of(adapter, base_model));
-  const detail::StagingFolder staging{folder};
+  const detail::StagingFolder staging{folder, ".adapter-new"};
   atomic_replace(staging.path() / "adapter_config.json", config);
   detail::write_adapter_tensors(staging.path() / "adapter_model.safetensors", adapter);
   const bool same_config = detail::holds_text(config_path, config);

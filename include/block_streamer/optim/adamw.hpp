@@ -151,17 +151,23 @@ class AdamW {
   }
 
   void apply(std::vector<detail::AdamWItem> items) {
-    std::map<c10::DeviceIndex, std::vector<detail::AdamWItem>> fused;  // by device index
+    // By device and whether they shrink: a call of the kernel has one of each.
+    std::map<std::pair<c10::DeviceIndex, bool>, std::vector<detail::AdamWItem>> fused;
+    AdamWOptions undecayed = options_;
+    undecayed.weight_decay = 0;
     for (detail::AdamWItem& item : items) {
+      const bool decays = options_.decay_vectors || item.parameter.dim() >= 2;
       const bool fp32 =
           item.parameter.scalar_type() == at::kFloat && item.gradient.scalar_type() == at::kFloat;
       if (fp32 && fused_on(item.parameter.device()))
-        fused[item.parameter.device().index()].push_back(std::move(item));
+        fused[{item.parameter.device().index(), decays}].push_back(std::move(item));
       else
-        detail::plain_adamw(item, options_, context_->learning_rate, context_->gradient_scale);
+        detail::plain_adamw(item, decays ? options_ : undecayed, context_->learning_rate,
+                            context_->gradient_scale);
     }
-    for (const auto& [device, group] : fused)
-      detail::fused_adamw(group, options_, context_->learning_rate, context_->gradient_scale);
+    for (const auto& [of, group] : fused)
+      detail::fused_adamw(group, of.second ? options_ : undecayed, context_->learning_rate,
+                          context_->gradient_scale);
   }
 
   [[nodiscard]] bool fused_on(const at::Device& device) {

@@ -22,6 +22,7 @@ struct AdamWOptions {
   double beta2 = 0.999;
   double epsilon = 1e-8;
   double weight_decay = 0.01;  ///< decoupled: the parameter shrinks by learning rate x this
+  bool decay_vectors = true;   ///< false: parameters of fewer than two dimensions do not shrink
   bool allow_fused = true;     ///< false: always the plain operations
 };
 

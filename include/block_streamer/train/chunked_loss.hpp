@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
@@ -124,6 +125,8 @@ class ChunkedLoss {
     std::vector<at::Tensor> inputs{input};
     inputs.insert(inputs.end(), leaves_.begin(), leaves_.end());
     gradients_[0] = gradients_[0].view(input.sizes());
+    for (std::size_t i = 1; i < gradients_.size(); ++i)
+      gradients_[i] = gradients_[i].to(leaves_[i - 1].scalar_type());
     const std::shared_ptr<torch::autograd::Node> node{
         new ChunkedLossNode{torch::autograd::collect_next_edges(inputs), std::move(gradients_)},
         torch::autograd::deleteNode};
@@ -157,7 +160,10 @@ class ChunkedLoss {
     wants_ = input_wants_ || !leaves_.empty();
     if (!wants_) return false;
     gradients_.push_back(at::zeros_like(hidden_));
-    for (const at::Tensor& leaf : leaves_) gradients_.push_back(at::zeros_like(leaf));
+    for (const at::Tensor& leaf : leaves_) {  // sums over many chunks: not in a half type
+      const auto type = c10::promoteTypes(leaf.scalar_type(), at::kFloat);
+      gradients_.push_back(at::zeros_like(leaf, leaf.options().dtype(type)));
+    }
     return true;
   }
 
@@ -182,7 +188,7 @@ class ChunkedLoss {
 /// Where hidden is fp32 it differs from token_loss() by the order of the sums alone (some 1e-7 of
 /// the value); in a half type the gradient is rounded once more, after it is scaled.
 /// @param logits_of  (1,R,C) to (1,R,V): what stands between the last block and the loss, position
-/// by position. Leaves in it that require a gradient get theirs.
+/// by position. Leaves in it that require a gradient get theirs, summed over the chunks in fp32.
 /// @param hidden  (B,T,C), any float type and device, what left the last block.
 /// @param vocabulary  V, which says how many positions make a chunk.
 /// @returns the sum in fp32; differentiable where gradients are enabled.
