@@ -287,6 +287,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   layers/swiglu.hpp
   lora/adapter_set.hpp
   lora/lora_adapter.hpp
+  lora/lora_linear.hpp
   lora/lora_projection.hpp
   lora/merge.hpp
   lora/module_patterns.hpp

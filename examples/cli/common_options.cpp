@@ -155,6 +155,24 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
       ->group(group);
 }
 
+void add_adapter_folders(CLI::App& app, std::vector<std::filesystem::path>& folders) {
+  app.add_option("--adapter", folders,
+                 "a LoRA adapter in PEFT's format; of several, each with the option, the sum")
+      ->type_name("DIR")
+      ->allow_extra_args(false);
+}
+
+void expect_distinct_adapters(const std::vector<std::filesystem::path>& folders) {
+  std::error_code ignored;
+  for (std::size_t i = 0; i < folders.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      if (folders[i] != folders[j] && !std::filesystem::equivalent(folders[i], folders[j], ignored))
+        continue;
+      throw UsageError{"--adapter names the folder " + folders[i].string() + " twice"};
+    }
+  }
+}
+
 void expect_consistent(const CommonOptions& options) {
   if (options.ram_budget && options.storage != "tiered" && options.storage != "auto") {
     throw UsageError{"--ram-budget is for --storage tiered or auto, not for " + options.storage};

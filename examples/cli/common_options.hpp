@@ -10,6 +10,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace block_streamer_cli {
 
@@ -44,6 +45,10 @@ struct CommonOptions {
 
 void add_model_option(CLI::App& app, std::filesystem::path& model);
 void add_common_options(CLI::App& app, CommonOptions& options);
+/// @brief --adapter, which may be repeated.
+void add_adapter_folders(CLI::App& app, std::vector<std::filesystem::path>& folders);
+/// @throws UsageError if one folder is named twice.
+void expect_distinct_adapters(const std::vector<std::filesystem::path>& folders);
 /// @throws UsageError for options that cannot be meant together.
 void expect_consistent(const CommonOptions& options);
 

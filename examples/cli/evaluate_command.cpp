@@ -20,12 +20,13 @@ struct Command {
 
 int run(const Command& command) {
   expect_consistent(command.common);
+  expect_distinct_adapters(command.options.adapters);
   require_rows("--data", command.options.data);
   require_readable(command.options.data);
   require_writable(command.common);
   const ModelText text{command.common.model};
   const std::unique_ptr<ModelRunner> runner = open_runner(command.common);
-  if (!command.options.adapter.empty()) runner->load_adapter(command.options.adapter);
+  if (!command.options.adapters.empty()) runner->load_adapters(command.options.adapters);
   catch_interrupts();
   const EvaluateReport report =
       runner->evaluate({text.tokenizer(), text.try_chat_template(), command.options});
@@ -54,8 +55,7 @@ void add_evaluate_command(CLI::App& program, Action& action) {
       program.add_subcommand("evaluate", "Prints the mean loss and the perplexity on a text");
   add_common_options(*app, command->common);
   app->add_option("--data", options.data, ".txt or .jsonl")->required()->type_name("FILE");
-  app->add_option("--adapter", options.adapter, "a LoRA adapter in PEFT's format")
-      ->type_name("DIR");
+  add_adapter_folders(*app, options.adapters);
   app->add_option("--seq-len", options.seq_len, "tokens a window; its first one is not scored")
       ->transform(whole_number(2, std::uint64_t{1} << 31))
       ->type_name("T")

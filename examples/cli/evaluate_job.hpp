@@ -5,6 +5,7 @@
 #include "interrupt.hpp"
 #include "jobs.hpp"
 #include "loaded_model.hpp"
+#include "run_forecast.hpp"
 
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/finetune/evaluation.hpp>
@@ -48,6 +49,7 @@ template <class Backend>
     LoadedModel<Backend>& loaded, const block_streamer::TextDataset& data,
     const std::string& what) {
   constexpr std::size_t rows_a_pass = 4;
+  forecast_evaluation(loaded, data.rows(), rows_a_pass);
   Progress progress{what, data.rows().size()};
   return block_streamer::evaluate_rows(loaded.model(), loaded.streamer(), data.rows(), rows_a_pass,
                                        [&](std::size_t done) {

@@ -135,10 +135,11 @@ int run(const Command& command) {
   require_writable(command.common);
   const ModelText text{command.common.model};
   const std::unique_ptr<ModelRunner> runner = open_runner(command.common);
-  if (!options.adapter.empty()) runner->load_adapter(options.adapter);
+  if (!options.adapter.empty()) runner->load_adapters({options.adapter});
   catch_interrupts();
   const FinetuneReport report =
       runner->finetune({text.tokenizer(), text.try_chat_template(), options});
+  say_memory(runner->memory());
   write_reports(command.common, *runner,
                 {.seconds = report.seconds,
                  .tokens = report.tokens,

@@ -8,6 +8,7 @@
 #include "interrupt.hpp"
 #include "jobs.hpp"
 #include "loaded_model.hpp"
+#include "run_forecast.hpp"
 #include "run_saving.hpp"
 
 #include <block_streamer/core/error.hpp>
@@ -62,6 +63,7 @@ class FinetuneRun {
     RunSaving saving{
         job_.options, *loaded_.adapter(), loaded_.model().checkpoint().folder().string(),
         finetune_record(job_.options, loaded_.model(), data_.rows(), *loaded_.adapter(), steps_)};
+    forecast_training(loaded_, job_.options, data_.rows(), rows_a_step_);
     Loop loop{loaded_.model(), loaded_.streamer(), training_options()};
     if (job_.options.resume) position_ = saving.resume(loop.optimizer());
     if (position_.step >= steps_) return already_finished(saving);

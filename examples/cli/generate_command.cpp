@@ -40,7 +40,7 @@ struct Command {
   std::string prompt_file;  ///< "-": standard input
   bool chat = false;
   std::optional<std::string> system;
-  std::filesystem::path adapter;
+  std::vector<std::filesystem::path> adapters;
   std::uint64_t batch = 0;  ///< 0: one prompt
   std::filesystem::path output;
   bs::GenerationOptions generation;
@@ -171,7 +171,7 @@ int run_single(const Command& command, const ModelText& text) {
   bs::expect_utf8(prompt.text, command.prompt ? "--prompt" : command.prompt_file);
   GenerateJob job{text.tokenizer(), {encode(command, text, prompt)}, command.generation, {}};
   const std::unique_ptr<ModelRunner> runner = open_runner(command.common);
-  if (!command.adapter.empty()) runner->load_adapter(command.adapter);
+  if (!command.adapters.empty()) runner->load_adapters(command.adapters);
   catch_interrupts();
   TextLine line;
   Progress progress{"token", command.generation.max_new_tokens, ::isatty(STDOUT_FILENO) != 0};
@@ -232,7 +232,7 @@ int run_batch(const Command& command, const ModelText& text, std::uint64_t posit
   const std::vector<Prompt> prompts = read_prompts(command.prompt_file);
   const auto ids = encode_all(command, text, prompts, positions);
   const std::unique_ptr<ModelRunner> runner = open_runner(command.common);
-  if (!command.adapter.empty()) runner->load_adapter(command.adapter);
+  if (!command.adapters.empty()) runner->load_adapters(command.adapters);
   catch_interrupts();
   Progress progress{"token", prompts.size() * command.generation.max_new_tokens};
   const Clock::time_point started = Clock::now();
@@ -268,6 +268,7 @@ int run(Command command) {
   }
   if (!command.prompt) expect_prompt_file(command);
   expect_consistent(command.common);
+  expect_distinct_adapters(command.adapters);
   for (const std::string& stop : command.generation.stop_texts) {
     if (stop.empty()) throw UsageError{"--stop: the text is empty"};
   }
@@ -339,8 +340,7 @@ void add_generate_command(CLI::App& program, Action& action) {
   app->add_option("--stop", command->generation.stop_texts, "end before this text; may be repeated")
       ->type_name("TEXT")
       ->allow_extra_args(false);
-  app->add_option("--adapter", command->adapter, "a LoRA adapter in PEFT's format")
-      ->type_name("DIR");
+  add_adapter_folders(*app, command->adapters);
   app->add_option("--batch", command->batch, "so many prompts of --prompt-file share every pass")
       ->transform(whole_number(1, 65536))
       ->type_name("N");

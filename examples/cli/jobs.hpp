@@ -88,7 +88,7 @@ struct FinetuneReport {
 
 struct EvaluateOptions {
   std::filesystem::path data;
-  std::filesystem::path adapter;  ///< empty: none
+  std::vector<std::filesystem::path> adapters;  ///< empty: none; several: their sum
   std::uint64_t seq_len = 512;
 };
 

@@ -13,9 +13,12 @@
 #include "vocabulary_report.hpp"
 
 #include <block_streamer/architecture/model_summary.hpp>
+#include <block_streamer/lora/adapter_set.hpp>
 #include <block_streamer/models/decoder_model.hpp>
 #include <block_streamer/models/stream_head.hpp>
 #include <block_streamer/optim/external_optimizer.hpp>
+#include <block_streamer/os/process_memory.hpp>
+#include <block_streamer/plan/memory_forecast.hpp>
 #include <block_streamer/storage/any_storage.hpp>
 #include <block_streamer/streamer.hpp>
 #include <block_streamer/trace/perfetto_writer.hpp>
@@ -60,6 +63,21 @@ class LoadedModel {
     return report;
   }
 
+  /// @brief What of a forecast follows from the model and its options, whatever runs.
+  [[nodiscard]] const block_streamer::MemoryForecast& standing() const noexcept {
+    return standing_;
+  }
+  /// @brief The inputs of blocks leave the device in training.
+  [[nodiscard]] bool offloads_inputs() const noexcept { return offloads_inputs_; }
+  /// @brief Of several jobs the largest counts.
+  void expect_memory(const block_streamer::MemoryForecast& forecast) {
+    if (!forecast_ || forecast_->device() < forecast.device()) forecast_ = forecast;
+  }
+  /// @brief What was expected; nullopt: nothing was.
+  [[nodiscard]] const std::optional<block_streamer::MemoryForecast>& forecast() const noexcept {
+    return forecast_;
+  }
+
   /// @brief What an adapter can be made or loaded for.
   [[nodiscard]] std::vector<block_streamer::LoraBlock> lora_blocks() const {
     std::vector<block_streamer::LoraBlock> list;
@@ -74,11 +92,26 @@ class LoadedModel {
     streamer_.attach(adapter.table(lora_blocks()));
     adapter_ = std::move(adapter);
   }
-  void load_adapter(const std::filesystem::path& folder) {
-    attach(
-        load_fitting_adapter(folder, model_.checkpoint().folder(), lora_blocks(), model_.device()));
+  /// @brief Of several folders the sum is woven in, and none of them trains.
+  void load_adapters(const std::vector<std::filesystem::path>& folders) {
+    const auto load = [&](const std::filesystem::path& folder) {
+      return load_fitting_adapter(folder, model_.checkpoint().folder(), lora_blocks(),
+                                  model_.device());
+    };
+    if (folders.size() == 1) return attach(load(folders.front()));
+    block_streamer::AdapterSet set{lora_blocks()};
+    for (const auto& folder : folders) set.add(folder.string(), load(folder));
+    set.activate(set.names());
+    streamer_.attach(set.table());
+    adapter_.reset();
+    for (const std::string& name : set.names())
+      adapter_parameters_ += set.at(name).parameter_count();
   }
-  /// @brief The adapter woven in; nullopt: none.
+  /// @brief Elements of what is woven in.
+  [[nodiscard]] std::uint64_t adapter_parameters() const noexcept {
+    return adapter_ ? adapter_->parameter_count() : adapter_parameters_;
+  }
+  /// @brief The adapter woven in; nullopt: none, or a sum of several.
   [[nodiscard]] const std::optional<block_streamer::LoraAdapter>& adapter() const noexcept {
     return adapter_;
   }
@@ -89,6 +122,7 @@ class LoadedModel {
     Plan(block_streamer::Checkpoint opened, at::Device device, const CommonOptions& options,
          std::optional<std::uint64_t> free_memory)
         : checkpoint{std::move(opened)} {
+      program = block_streamer::resident_memory().value_or(0);
       std::vector<std::string> ignored;  // the model reads it again and keeps them
       const auto config = block_streamer::read_model_config(checkpoint.folder(), ignored);
       const auto layout = block_streamer::describe_model(config, checkpoint);
@@ -100,6 +134,7 @@ class LoadedModel {
                                summary_with(summary, resident, layout, checkpoint), type);
     }
     block_streamer::Checkpoint checkpoint;
+    std::uint64_t program = 0;  ///< memory of the process before
     block_streamer::DType type;
     ResidentChoice resident;
     StorageChoice storage;
@@ -112,26 +147,56 @@ class LoadedModel {
                 .device = device,
                 .embedding_resident = plan.resident.embedding,
                 .head_resident = plan.resident.head}},
-        streamer_{model_.blocks(), open_storage(plan, options, model_), backend,
+        streamer_{model_.blocks(), open_storage(plan, options), backend,
                   streamer_options(options, plan, trace)} {
-    if (!model_.head_is_resident()) stream_head(plan, options, std::move(backend));
+    if (!model_.head_is_resident()) stream_head(plan, options, backend);
+    forecast_standing(plan, options, backend.host_addressable());
     say_what_is_in_memory(plan.storage, streamer_.shape(), streamer_.block_count());
     say_what_stays_on_the_device(options.device_budget, streamer_.shape(), streamer_.block_count());
     for (const std::string& warning : plan.checkpoint.warnings()) say("warning: " + warning);
     for (const std::string& warning : model_.warnings()) say("warning: " + warning);
   }
 
-  static block_streamer::AnyStorage open_storage(
-      const Plan& plan, const CommonOptions& options,
-      const block_streamer::models::DecoderModel& model) {
-    expect_budget_holds_a_block(options.device_budget, plan.storage.tier, model.block_map(),
+  [[nodiscard]] block_streamer::AnyStorage open_storage(const Plan& plan,
+                                                        const CommonOptions& options) {
+    expect_budget_holds_a_block(options.device_budget, plan.storage.tier, model_.block_map(),
                                 plan.type);
     const bool tiered = plan.storage.tier == "tiered";
     auto storage =
-        make_storage(tiered ? "io_uring" : plan.storage.tier, model.block_map(), plan.type);
-    if (options.verify_reads) storage = verified_storage(std::move(storage), model);
-    if (!tiered) return storage;
-    return block_streamer::TieredStorage::within(std::move(storage), plan.storage.ram_budget);
+        make_storage(tiered ? "io_uring" : plan.storage.tier, model_.block_map(), plan.type);
+    if (options.verify_reads) storage = verified_storage(std::move(storage), model_);
+    if (tiered)
+      storage = block_streamer::TieredStorage::within(std::move(storage), plan.storage.ram_budget);
+    count_memory(storage, plan);
+    return storage;
+  }
+  /// What a storage holds of the host's memory, or maps into it.
+  void count_memory(const block_streamer::AnyStorage& storage, const Plan& plan) {
+    for (const auto region : storage.regions()) standing_.blocks += region.size();
+    if (plan.storage.tier != "mmap") return;
+    for (std::size_t i = 0; i < storage.block_count(); ++i)
+      standing_.blocks += storage.image(block_streamer::block_at(i)).byte_count;
+  }
+  void forecast_standing(const Plan& plan, const CommonOptions& options, bool device_is_host) {
+    standing_.program = plan.program;
+    standing_.resident = model_.final_norm().nbytes();
+    if (model_.embedding_is_resident()) standing_.resident += model_.embedding().nbytes();
+    if (model_.head_is_resident() && !model_.head().is_same(model_.embedding()))
+      standing_.resident += model_.head().nbytes();
+    const block_streamer::TransferShape& shape = streamer_.shape();
+    standing_.slots = shape.bound_byte_count;
+    for (const std::uint64_t slot : shape.slot_byte_counts) standing_.slots += slot;
+    standing_.staging = shape.chunk_byte_count * shape.ticket_count;
+    if (!model_.head_is_resident()) {
+      const Vocabulary vocabulary{model_.layout(), plan.checkpoint};
+      standing_.slots += detail::ResidentCosts{options, vocabulary, plan.type}.none;
+    }
+    if (!device_is_host && shape.memory_block_count > 0)
+      standing_.locked_blocks =
+          standing_.blocks / shape.memory_block_count * shape.locked_block_count;
+    offloads_inputs_ =
+        options.activations.place == block_streamer::ActivationPlace::file ||
+        (options.activations.place == block_streamer::ActivationPlace::ram && !device_is_host);
   }
 
   /// The slices wait where the blocks do; where only some of those are in memory, the slices are
@@ -140,10 +205,10 @@ class LoadedModel {
     const bool tiered = plan.storage.tier == "tiered";
     block_streamer::PipelineOptions pipeline;
     pipeline.prefetch_ahead = options.prefetch_ahead;
-    block_streamer::models::stream_head(
-        model_,
-        make_storage(tiered ? "io_uring" : plan.storage.tier, model_.head_map(), plan.type, "head"),
-        std::move(backend), pipeline);
+    auto storage =
+        make_storage(tiered ? "io_uring" : plan.storage.tier, model_.head_map(), plan.type, "head");
+    count_memory(storage, plan);
+    block_streamer::models::stream_head(model_, std::move(storage), std::move(backend), pipeline);
   }
 
   static block_streamer::StreamerOptions streamer_options(const CommonOptions& options,
@@ -160,9 +225,13 @@ class LoadedModel {
     return result;
   }
 
+  block_streamer::MemoryForecast standing_;  // before the streamer, whose storage counts
+  std::optional<block_streamer::MemoryForecast> forecast_;
+  bool offloads_inputs_ = false;
   block_streamer::models::DecoderModel model_;
   Streamer streamer_;
   std::optional<block_streamer::LoraAdapter> adapter_;
+  std::uint64_t adapter_parameters_ = 0;  // of several
 };
 
 }  // namespace block_streamer_cli

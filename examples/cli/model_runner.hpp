@@ -3,6 +3,7 @@
 
 #include "common_options.hpp"
 #include "jobs.hpp"
+#include "memory_report.hpp"
 #include "vocabulary_report.hpp"
 
 #include <block_streamer/trace/statistics.hpp>
@@ -11,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace block_streamer_cli {
 
@@ -24,8 +26,9 @@ class ModelRunner {
   ModelRunner& operator=(const ModelRunner&) = delete;
   virtual ~ModelRunner() = default;
 
-  /// @brief Loads a PEFT adapter and weaves it in; it stays the one that finetune() goes on with.
-  virtual void load_adapter(const std::filesystem::path& folder) = 0;
+  /// @brief Loads PEFT adapters, at least one, and weaves in what they add together. A single one
+  /// stays the one that finetune() goes on with.
+  virtual void load_adapters(const std::vector<std::filesystem::path>& folders) = 0;
 
   [[nodiscard]] virtual GenerateReport generate(const GenerateJob& job) = 0;
   [[nodiscard]] virtual FinetuneReport finetune(const FinetuneJob& job) = 0;
@@ -34,6 +37,8 @@ class ModelRunner {
   /// @brief What streaming has cost so far, a streamed head included.
   [[nodiscard]] virtual block_streamer::Statistics statistics() const = 0;
   [[nodiscard]] virtual VocabularyReport vocabulary() const = 0;
+  /// @brief The peaks of memory so far, and what was predicted for the jobs so far.
+  [[nodiscard]] virtual MemoryReport memory() const = 0;
   /// @brief Writes the timeline, if --trace asked for one.
   virtual void write_trace() = 0;
 };

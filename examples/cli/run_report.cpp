@@ -28,15 +28,25 @@ namespace {
   return out;
 }
 
+[[nodiscard]] nlohmann::ordered_json json_of(const MemoryPeak& peak) {
+  const auto number = [](const std::optional<std::uint64_t>& bytes) {
+    return bytes ? nlohmann::ordered_json(*bytes) : nlohmann::ordered_json();
+  };
+  return {{"predicted", number(peak.predicted)}, {"measured", number(peak.measured)}};
+}
+
 [[nodiscard]] std::string statistics_json(const bs::Statistics& statistics,
                                           const VocabularyReport& vocabulary,
-                                          const RunTotals& totals) {
+                                          const MemoryReport& memory, const RunTotals& totals) {
   nlohmann::ordered_json out = json_of(statistics);
   if (vocabulary.head) out["head"] = json_of(*vocabulary.head);
   if (vocabulary.embedding) {
     out["embedding"] = {{"rows_read", vocabulary.embedding->rows},
                         {"bytes_read", vocabulary.embedding->bytes}};
   }
+  if (memory.device) out["memory"]["device"] = json_of(*memory.device);
+  if (memory.page_locked) out["memory"]["page_locked"] = json_of(*memory.page_locked);
+  out["memory"]["rss"] = json_of(memory.rss);
   out["seconds"] = totals.seconds;
   out["tokens"] = totals.tokens;
   if (totals.steps) out["steps"] = *totals.steps;
@@ -100,8 +110,8 @@ void require_distinct(const std::vector<std::pair<std::string, std::filesystem::
 
 void write_reports(const CommonOptions& options, ModelRunner& runner, const RunTotals& totals) {
   if (!options.stats.empty()) {
-    bs::atomic_replace(options.stats,
-                       statistics_json(runner.statistics(), runner.vocabulary(), totals));
+    bs::atomic_replace(options.stats, statistics_json(runner.statistics(), runner.vocabulary(),
+                                                      runner.memory(), totals));
   }
   runner.write_trace();
 }

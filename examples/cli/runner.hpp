@@ -6,31 +6,41 @@
 #include "finetune_job.hpp"
 #include "loaded_model.hpp"
 #include "model_runner.hpp"
+#include "run_forecast.hpp"
 #include "translated.hpp"
 
 #include <block_streamer/generate/text_generator.hpp>
+#include <block_streamer/os/process_memory.hpp>
 
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace block_streamer_cli {
 
 template <block_streamer::execution_backend Backend>
 class Runner final : public ModelRunner {
  public:
-  Runner(Backend backend, at::Device device, const CommonOptions& options)
+  /// @param torch_peak  the most device memory that LibTorch has had; empty: it is the host's.
+  Runner(Backend backend, at::Device device, const CommonOptions& options,
+         std::function<std::uint64_t()> torch_peak = {})
       : trace_path_{options.trace},
         writer_{trace_path_.empty() ? 0 : trace_capacity},
+        backend_{backend},
+        torch_peak_{std::move(torch_peak)},
         loaded_{std::move(backend), device, options,
                 trace_path_.empty() ? block_streamer::TraceSinkRef{}
                                     : block_streamer::TraceSinkRef{writer_}} {}
 
-  void load_adapter(const std::filesystem::path& folder) override {
-    translated([&] { loaded_.load_adapter(folder); });
+  void load_adapters(const std::vector<std::filesystem::path>& folders) override {
+    translated([&] { loaded_.load_adapters(folders); });
   }
   [[nodiscard]] GenerateReport generate(const GenerateJob& job) override {
     return translated([&] {
+      forecast_generation(loaded_, job);
       block_streamer::TextGenerator generator{loaded_.model(), loaded_.streamer().eval(),
                                               job.tokenizer};
       return generator.generate(job.prompts, job.options, job.observer);
@@ -46,6 +56,23 @@ class Runner final : public ModelRunner {
     return loaded_.statistics();
   }
   [[nodiscard]] VocabularyReport vocabulary() const override { return loaded_.vocabulary(); }
+  [[nodiscard]] MemoryReport memory() const override {
+    MemoryReport report;
+    const auto& forecast = loaded_.forecast();
+    report.rss.measured = block_streamer::peak_resident_memory();
+    if (forecast && forecast->program > 0)
+      report.rss.predicted = forecast->host(backend_.host_addressable());
+    if constexpr (requires { backend_.device_memory(); }) {
+      report.device.emplace().measured =
+          backend_.device_memory().peak + (torch_peak_ ? torch_peak_() : 0);
+      report.page_locked.emplace().measured = backend_.page_locked_memory().peak;
+      if (forecast) {
+        report.device->predicted = forecast->device();
+        report.page_locked->predicted = forecast->page_locked();
+      }
+    }
+    return report;
+  }
   void write_trace() override {
     if (trace_path_.empty()) return;
     loaded_.streamer().drain();
@@ -57,6 +84,8 @@ class Runner final : public ModelRunner {
 
   std::filesystem::path trace_path_;
   block_streamer::PerfettoWriter writer_;  // before what records into it
+  Backend backend_;
+  std::function<std::uint64_t()> torch_peak_;
   LoadedModel<Backend> loaded_;
 };
 

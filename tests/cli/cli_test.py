@@ -584,6 +584,54 @@ class Finetune(CliTest):
         self.refused(*self.base, "--output", self.adapter, code=1, says=["not empty", "--overwrite"])
         self.train(self.adapter, "--steps", 1, "--overwrite")
 
+    def test_several_adapters_add_up(self):
+        self.train(self.adapter, "--steps", 4, "--rank", 4)
+        copy, twice = self.folder / "copy", self.folder / "twice"
+        for place in (copy, twice):
+            shutil.copytree(self.adapter, place)
+        config = json.loads((twice / "adapter_config.json").read_text())
+        (twice / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 2 * config["lora_alpha"]}))
+        form = ["--model", self.model, "--device", "cpu", "--dtype", "fp32"]
+        evaluate = ["evaluate", *form, "--data", self.data, "--seq-len", 40]
+
+        def loss(*adapters):
+            out = self.ok(*evaluate, *[word for adapter in adapters for word in ("--adapter", adapter)])
+            return float(re.match(rb"loss ([\d.]+) nats", out).group(1))
+
+        self.assertAlmostEqual(loss(self.adapter, copy), loss(twice), places=4)
+        self.assertGreater(abs(loss(self.adapter, copy) - loss(self.adapter)), 1e-3)
+        generate = ["generate", *form, "--prompt", "In the", "--max-new-tokens", 8]
+        self.assertEqual(self.ok(*generate, "--adapter", self.adapter, "--adapter", copy), self.ok(*generate, "--adapter", twice))
+        for command in (generate, evaluate):
+            self.refused(*command, "--adapter", copy, "--adapter", f"{copy}/.", code=2, says=["--adapter", str(copy), "twice"])
+            self.refused(*command, "--adapter", copy, "--adapter", self.folder / "none", code=1, says=str(self.folder / "none"))
+        with unittest.mock.patch.object(tiny_model, "LAYERS", 2):
+            fewer = tiny_model.write_model(self.folder / "two-layers")
+        other = self.folder / "other"
+        self.ok("finetune", "--model", fewer, "--device", "cpu", "--data", self.data, "--seq-len", 40, "--steps", 1, "--rank", 4, "--output", other)
+        names = [f"the adapter in {self.adapter}, made for {self.model},", f"does not fit the model in {fewer}"]
+        self.refused("generate", "--model", fewer, "--device", "cpu", "--prompt", "a", "--adapter", other, "--adapter", self.adapter, code=1, says=names)
+
+    def test_the_peaks_of_memory_are_predicted_and_measured(self):
+        stats = self.folder / "memory.json"
+        _, err = self.train(self.adapter, "--steps", 2, "--rank", 4, "--stats", stats)
+        if not sys.platform.startswith("linux"):
+            return
+        self.assertRegex(err, r"block-streamer: peak memory: process [\d.]+ \wiB \(predicted [\d.]+ \wiB\)\n")
+        memory = json.loads(stats.read_text())["memory"]
+        self.assertEqual(memory.keys(), {"rss"})  # the device's memory is the process's
+        self.assertEqual(memory["rss"].keys(), {"predicted", "measured"})
+        few = memory["rss"]["predicted"]
+        # What more inputs of blocks take shows: rows, layers and hidden size in fp32, and the flow of them.
+        self.data.write_text(self.TEXT * 40)
+        self.train(self.adapter, "--steps", 1, "--rank", 4, "--batch", 512, "--overwrite", "--stats", stats)
+        many = json.loads(stats.read_text())["memory"]["rss"]
+        per_token = 4 * tiny_model.HIDDEN * (tiny_model.LAYERS + 3)
+        self.assertGreater(many["predicted"] - few, 500 * 40 * per_token)
+        for command in (["evaluate", "--data", self.data, "--seq-len", 40], ["generate", "--prompt", "a", "--max-new-tokens", 2]):
+            self.ok(*command, "--model", self.model, "--device", "cpu", "--stats", stats)
+            self.assertEqual([type(n) for n in json.loads(stats.read_text())["memory"]["rss"].values()], [int, int])
+
     def test_what_stays_resident_changes_no_adapter(self):
         evaluate = ["evaluate", "--model", self.model, "--device", "cpu", "--dtype", "fp32", "--data", self.data, "--seq-len", 40]
         written = set()

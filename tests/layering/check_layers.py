@@ -37,7 +37,7 @@ THIRD_PARTY = [
     (r"(ATen|c10|torch/csrc/.*)/cuda/", r"block/\w*cuda\w*\.hpp$", "belongs in block/*cuda*.hpp"),
     (r"(cuda|nvrtc|nvToolsExt|nvtx3|driver_types|vector_types)", r"(device/cuda_\w+|block/\w*cuda\w*)\.hpp$", "belongs in device/cuda_*.hpp"),
     (r"torch/csrc/autograd/", r"train/|block/gradient_node\.hpp", "belongs in train/ or block/gradient_node.hpp: autograd's headers are slow"),
-    (r"torch/nn", r"block/module_block\.hpp$", "belongs in block/module_block.hpp"),
+    (r"torch/nn", r"(block/module_block|lora/lora_linear)\.hpp$", "belongs in block/module_block.hpp and lora/lora_linear.hpp"),
     (r"(ATen|c10|torch)/", r"(block|layers|optim|lora|models|train|generate|finetune|[a-z_]+\.hpp)", "needs LibTorch: rank 6 and above only"),
     (r"boost/", r"(io|storage)/", "belongs in io/ and storage/"),
     (r"(nlohmann/|pcre2\.h$|utf8proc\.h$)", r"(text|checkpoint)/", "belongs in text/ and checkpoint/"),

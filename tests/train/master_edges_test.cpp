@@ -242,7 +242,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("masters changed between a forward and its backward are an error that names them") {
+TEST_CASE("b93 masters changed between a forward and its backward are an error that names them") {
   for (const auto mode : modes) {
     auto modules = make_mlps();
     auto streamer = stream(modules, mode);

@@ -18,6 +18,9 @@
 #include <support/fresh_folder.hpp>
 
 #include <filesystem>
+#include <limits>
+#include <random>
+#include <thread>
 
 namespace bs = block_streamer;
 using support::batch;
@@ -407,4 +410,94 @@ TEST_CASE("cuda: the vector clocks find every access to inputs that leave and re
     INFO("place " << static_cast<int>(place) << "\n" << to_string(backend.log()));
     CHECK(backend.log().empty());
   }
+}
+
+TEST_CASE("cuda: b73 memory that comes and goes on a copy stream spoils no gradient in 50 runs") {
+  if (!support::cuda_usable()) return;
+  // Slots too are memory of that stream, in LibTorch's allocator.
+  const auto side = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0);
+  const bs::DeviceMemoryResource resource{
+      [side](std::size_t byte_count) {
+        return c10::cuda::CUDACachingAllocator::raw_alloc_with_stream(byte_count, side.stream());
+      },
+      [](void* memory, std::size_t) { c10::cuda::CUDACachingAllocator::raw_delete(memory); }};
+  std::mt19937 random{73};
+  const auto disturb = [&] {
+    const c10::cuda::CUDAStreamGuard guard{side};
+    for (int i = 0; i < 3; ++i) {
+      const auto count = static_cast<std::int64_t>(1 + random() % (1U << 18));
+      at::full({count}, std::numeric_limits<float>::quiet_NaN(), at::TensorOptions().device(cuda));
+    }
+  };
+  std::vector<at::Tensor> weights, reference;
+  std::vector<bs::FunctionBlock<>> blocks;
+  for (std::uint64_t i = 0; i < 5; ++i) {
+    const at::Tensor weight = at::randn({12, 12}, at::detail::createCPUGenerator(i)) * 0.3;
+    weights.push_back(weight.clone().set_requires_grad(true));
+    reference.push_back(weight.to(cuda).set_requires_grad(true));
+    blocks.emplace_back(std::vector<bs::NamedTensor>{{"w", weights.back()}},
+                        [&](const bs::Weights& w, const at::Tensor& x, bs::NoContext&) {
+                          disturb();
+                          if (c10::GradMode::is_enabled()) at::cuda::sleep(300000);
+                          const at::Tensor y = at::tanh(at::linear(x, w[0]));
+                          disturb();
+                          return y;
+                        });
+  }
+  const at::Tensor x = batch().to(cuda);
+  at::Tensor hidden = x;
+  for (const at::Tensor& weight : reference) hidden = at::tanh(at::linear(hidden, weight));
+  hidden.square().sum().backward();
+  auto storage = bs::ram_storage_of(blocks);
+  bs::Streamer streamer{std::move(blocks), std::move(storage), bs::CudaBackend{0, resource},
+                        support::train_options(1)};
+  streamer.train();
+  for (int run = 0; run < 50; ++run) {
+    CAPTURE(run);
+    for (const at::Tensor& weight : weights) weight.mutable_grad() = at::Tensor{};
+    const at::Tensor loss = streamer.forward(x).square().sum();
+    disturb();
+    loss.backward();
+    CHECK(same_gradients(weights, reference));
+  }
+}
+
+TEST_CASE("cuda: b100 a backward on another thread replays both generators and draws of neither") {
+  if (!support::cuda_usable()) return;
+  const auto block = [](const at::Tensor& w, const at::Tensor& x) {
+    const at::Tensor noise = at::randn({12});  // the CPU's
+    return at::tanh(at::linear(at::dropout(x, 0.5, /*train=*/true) + noise.to(x.device()), w));
+  };
+  std::vector<at::Tensor> weights, reference;
+  std::vector<bs::FunctionBlock<>> blocks;
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    const at::Tensor weight = at::randn({12, 12}, at::detail::createCPUGenerator(i)) * 0.3;
+    weights.push_back(weight.clone().set_requires_grad(true));
+    reference.push_back(weight.to(cuda).set_requires_grad(true));
+    blocks.emplace_back(std::vector<bs::NamedTensor>{{"w", weights.back()}},
+                        [block](const bs::Weights& w, const at::Tensor& x, bs::NoContext&) {
+                          return block(w[0], x);
+                        });
+  }
+  const at::Tensor x = batch().to(cuda);
+  const auto draw = [] {
+    return std::pair{at::randn({4}), at::randn({4}, at::TensorOptions().device(cuda)).cpu()};
+  };
+  at::manual_seed(11);
+  at::Tensor hidden = x;
+  for (const at::Tensor& weight : reference) hidden = block(weight, hidden);
+  const auto next = draw(), after = draw();
+  hidden.square().sum().backward();
+  auto streamer = stream_list(std::move(blocks), support::train_options(1));
+  at::manual_seed(11);
+  const at::Tensor output = streamer.forward(x);
+  const auto ours = draw();
+  std::thread other{[&] { output.square().sum().backward(); }};
+  other.join();
+  const auto then = draw();
+  CHECK(support::same_bits(ours.first, next.first));
+  CHECK(support::same_bits(ours.second, next.second));
+  CHECK(support::same_bits(then.first, after.first));
+  CHECK(support::same_bits(then.second, after.second));
+  CHECK(same_gradients(weights, reference));
 }
