@@ -212,6 +212,40 @@ TEST_CASE("b97 a backward leaves no cast behind, and the thread's own way to cas
   CHECK(at::linear(batch(), weight).abs().sum().item<float>() == 0);
 }
 
+TEST_CASE("b97 casts are forgotten: those made in a recompute, and the caller's before a forward") {
+  std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> casts;
+  std::vector<bs::FunctionBlock<>> blocks;
+  std::vector<at::Tensor> weights;
+  for (int i = 0; i < 4; ++i) {
+    weights.push_back(at::full({support::width, support::width}, 0.1).set_requires_grad(true));
+    blocks.emplace_back(std::vector<bs::NamedTensor>{{"w", weights.back()}},
+                        [&](const bs::Weights& w, const at::Tensor& x, bs::NoContext&) {
+                          const at::Tensor cast =
+                              at::autocast::cached_cast(at::kBFloat16, w[0], at::kCPU);
+                          casts.emplace_back(cast.getIntrusivePtr());
+                          return x + at::linear(x, cast);
+                        });
+  }
+  auto storage = bs::ram_storage_of(blocks);
+  bs::Streamer streamer{std::move(blocks), std::move(storage), bs::HostBackend{}};
+  at::Tensor loss;
+  {
+    const Autocast region;
+    loss = streamer.train().forward(batch()).sum();
+  }
+  loss.backward();
+  CHECK(casts.size() == 8);
+  for (const auto& cast : casts) CHECK(cast.expired());
+
+  auto modules = make_mlps(), changed = make_mlps();
+  auto of_modules = stream(modules, bs::HostMode::attached);
+  const Autocast region;
+  (void)at::linear(batch(), modules[0]->up->weight);  // remembered by LibTorch
+  modules[0]->up->weight.data().zero_();
+  changed[0]->up->weight.data().zero_();
+  CHECK(same_bits(of_modules.forward(batch()), support::resident(changed, batch())));
+}
+
 TEST_CASE("micro-batches under autocast equal one after another, and inputs may have its type") {
   auto together = make_mlps(), reference = make_mlps();
   auto streamer = stream(together, bs::HostMode::attached);

@@ -26,7 +26,7 @@ struct TellingImpl : torch::nn::Module {
   std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(const at::Tensor& x) {
     const at::Tensor h = at::gelu(up->forward(x));
     at::Tensor nothing;
-    return {x + down->forward(h), h, tell_weight ? at::Tensor{up->weight} : nothing, h > 0};
+    return {x + down->forward(h), h, tell_weight ? up->weight.detach() : nothing, h > 0};
   }
   torch::nn::Linear up{support::width, 20}, down{20, support::width};
   bool tell_weight = false;
@@ -122,11 +122,13 @@ TEST_CASE("whole results of micro-batches, in evaluation, and of what lies in a 
       const c10::NoGradGuard no_grad;
       return streamer.forward(inputs[0]);
     }();
+    const at::Tensor weight = modules.back()->up->weight, then = weight.detach().clone();
     {
       const c10::NoGradGuard no_grad;
-      (void)streamer.forward(inputs[1]);
+      weight.zero_();
+      (void)streamer.forward(inputs[1]);  // its slot has other bytes now
     }
-    CHECK(same_bits(std::get<2>(told), modules.back()->up->weight));
+    CHECK(same_bits(std::get<2>(told), then));
     CHECK(same_bits(std::get<0>(told), std::get<0>(resident(reference, inputs[0]))));
   }
 }
@@ -148,6 +150,10 @@ TEST_CASE("an element may be the input, or what another element is, and may be c
   (first.sum() + 3 * second.sum() + 5 * third.sum()).backward();
   CHECK(same_bits(x.grad(), at::full({3, support::width}, 2.0 + 3 * 2.0 + 5)));
   CHECK(same_bits(module->w.grad(), at::full({support::width}, 4.0 * 3)));
+  const at::Tensor constant = at::ones({3, support::width});
+  const auto echo = std::get<2>(streamer.forward(constant));
+  CHECK(echo.requires_grad());
+  CHECK_FALSE(constant.requires_grad());  // the caller's tensor is not made a result
 }
 
 TEST_CASE("a list of unlike blocks, and a tuple of more than tensors, give what flows") {
