@@ -137,6 +137,6 @@ TEST_CASE("what a step of LoRA takes is forecast from shapes") {
   const double is = static_cast<double>(measured((c.qwen ? normed : plain).path(), c));
   const double said = static_cast<double>(predicted(c));
   CAPTURE(c.rows, c.batch, c.length, c.dropout, c.qwen, c.together, is, said);
-  CHECK(said / is >= 0.8);
-  CHECK(said / is <= 1.25);
+  CHECK(said / is >= 0.9);
+  CHECK(said / is <= 1.1);
 }
