@@ -2,6 +2,7 @@
 // The ModelRunner of a backend. Included by one unit per device.
 #pragma once
 
+#include "adapter_training.hpp"
 #include "evaluate_job.hpp"
 #include "finetune_job.hpp"
 #include "loaded_model.hpp"
@@ -37,7 +38,7 @@ class Runner final : public ModelRunner {
     });
   }
   [[nodiscard]] FinetuneReport finetune(const FinetuneJob& job) override {
-    return translated([&] { return run_finetune(loaded_, job); });
+    return translated([&] { return run_finetune<AdapterTraining<Backend>>(loaded_, job); });
   }
   [[nodiscard]] EvaluateReport evaluate(const EvaluateJob& job) override {
     return translated([&] { return run_evaluate(loaded_, job); });

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "full_runner.hpp"
 #include "runner.hpp"
 
 #include <block_streamer/block/stream_bridge_cuda.hpp>
@@ -16,6 +17,16 @@ std::unique_ptr<ModelRunner> open_cuda_runner(const CommonOptions& options, int 
     const at::Device torch_device{at::kCUDA, static_cast<at::DeviceIndex>(device)};
     return std::make_unique<Runner<block_streamer::CudaBackend>>(std::move(backend), torch_device,
                                                                  options);
+  });
+}
+
+std::unique_ptr<TrainingRunner> open_cuda_full_runner(const CommonOptions& options,
+                                                      const FinetuneOptions& finetune, int device) {
+  return translated([&] {
+    block_streamer::CudaBackend backend{device};
+    const at::Device torch_device{at::kCUDA, static_cast<at::DeviceIndex>(device)};
+    return std::make_unique<FullRunner<block_streamer::CudaBackend>>(
+        std::move(backend), torch_device, options, finetune);
   });
 }
 
