@@ -44,10 +44,9 @@ namespace block_streamer_cli {
 }
 
 /// @brief Mean loss over the rows, with progress on standard error.
-template <class Backend>
+template <class Loaded>
 [[nodiscard]] block_streamer::Evaluation evaluate_with_progress(
-    LoadedModel<Backend>& loaded, const block_streamer::TextDataset& data,
-    const std::string& what) {
+    Loaded& loaded, const block_streamer::TextDataset& data, const std::string& what) {
   constexpr std::size_t rows_a_pass = 4;
   forecast_evaluation(loaded, data.rows(), rows_a_pass);
   Progress progress{what, data.rows().size()};

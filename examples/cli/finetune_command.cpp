@@ -6,11 +6,14 @@
 #include "run_report.hpp"
 #include "usage_error.hpp"
 
+#include <block_streamer/checkpoint/json_file.hpp>
 #include <block_streamer/checkpoint/name_pattern.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/finetune/run_folder.hpp>
 #include <block_streamer/os/folder_lock.hpp>
 
+#include <cmath>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -69,9 +72,32 @@ void expect_output_folder(const std::filesystem::path& model, const FinetuneOpti
                                 "another --output"};
   }
   if (fs::equivalent(require_model_folder(model), options.output, error)) {
-    throw block_streamer::Error{"--model and --output are one folder, " + name +
-                                ": an adapter has a folder of its own; name another --output"};
+    throw block_streamer::Error{
+        "--model and --output are one folder, " + name +
+        ": what is trained gets a folder of its own; name another --output"};
   }
+}
+
+/// What another kind of run left beside would be taken for a part of this one's result.
+void expect_same_kind(const std::filesystem::path& model, const FinetuneOptions& options) {
+  namespace fs = std::filesystem;
+  const auto holds = [&](const char* file) {
+    std::error_code error;
+    return fs::exists(options.output / file, error);
+  };
+  const auto refuse = [&](const std::string& what) {
+    throw block_streamer::Error{options.output.string() + " holds " + what +
+                                ": name another --output"};
+  };
+  const bool config = holds("config.json");
+  if (options.mode == FinetuneMode::lora && config) refuse("a model, where an adapter is to go");
+  if (options.mode == FinetuneMode::lora) return;
+  if (holds("adapter_config.json")) refuse("an adapter, where a model is to go");
+  const auto text = [](const fs::path& folder) {
+    return block_streamer::read_small_file(folder / "config.json", std::uint64_t{1} << 28);
+  };
+  if (config && text(options.output) != text(require_model_folder(model)))
+    refuse("a model of another configuration");
 }
 
 /// Before anything is trained: the folder holds nothing that is not to be replaced.
@@ -87,7 +113,7 @@ void expect_free_or_resumable(const FinetuneOptions& options) {
   if (!options.resume) {
     throw block_streamer::Error{name + " is not empty; --overwrite begins a new run" +
                                 (folder.holds_run() ? ", --resume goes on with the one in it"
-                                                    : " in place of its adapter")};
+                                                    : " in place of what it holds")};
   }
   if (!folder.holds_run()) {
     throw block_streamer::Error{name + " holds an adapter, but no run to resume (" +
@@ -102,6 +128,37 @@ void expect_pattern(const std::string& option, const std::string& pattern,
     const block_streamer::NamePattern compiles{pattern, option, extent};
   } catch (const block_streamer::Error& error) {
     throw UsageError{error.what()};
+  }
+}
+
+/// What only an adapter has, and where only what stays as it is can be, mean nothing where all
+/// parameters train.
+void expect_full_mode(const CommonOptions& common, const FinetuneOptions& options) {
+  const AdapterOptions& form = options.adapter_options;
+  const std::vector<std::pair<bool, std::string>> given{
+      {form.rank.has_value(), "--rank"},
+      {form.alpha.has_value(), "--alpha"},
+      {form.dropout.has_value(), "--dropout"},
+      {!form.targets.empty(), "--targets"},
+      {form.target_pattern.has_value(), "--target-regex"},
+      {!form.rank_pattern.empty(), "--rank-pattern"},
+      {!form.alpha_pattern.empty(), "--alpha-pattern"},
+      {form.use_rslora, "--rslora"},
+      {form.top_fraction.has_value(), "--top-fraction"},
+      {!options.adapter.empty(), "--adapter"}};
+  for (const auto& [is_given, name] : given) {
+    if (is_given) throw UsageError{name + " is of an adapter, and --mode full trains none"};
+  }
+  const std::string& storage = common.storage;
+  if (storage != "auto" && storage != "ram" && storage != "pinned") {
+    throw UsageError{"--storage " + storage +
+                     ": with --mode full the weights are in memory, where they change (ram)"};
+  }
+  if (common.ram_budget)
+    throw UsageError{"--ram-budget: with --mode full all weights are in memory"};
+  if (common.resident != "auto" && common.resident != "all") {
+    throw UsageError{"--resident " + common.resident +
+                     ": with --mode full embedding and head train, and stay on the device"};
   }
 }
 
@@ -123,19 +180,28 @@ void expect_consistent(const FinetuneOptions& options) {
   if (!fault.empty()) throw UsageError{fault};
 }
 
+std::unique_ptr<TrainingRunner> open(const Command& command) {
+  const FinetuneOptions& options = command.options;
+  if (options.mode == FinetuneMode::full) return open_full_runner(command.common, options);
+  std::unique_ptr<ModelRunner> runner = open_runner(command.common);
+  if (!options.adapter.empty()) runner->load_adapters({options.adapter});
+  return runner;
+}
+
 int run(const Command& command) {
   const FinetuneOptions& options = command.options;
   expect_consistent(command.common);
   expect_consistent(options);
+  if (options.mode == FinetuneMode::full) expect_full_mode(command.common, options);
   require_readable(options.data);
   require_readable(options.eval_data);
   expect_output_folder(command.common.model, options);
   const OutputClaim claim{options.output};
   expect_free_or_resumable(options);
+  expect_same_kind(command.common.model, options);
   require_writable(command.common);
   const ModelText text{command.common.model};
-  const std::unique_ptr<ModelRunner> runner = open_runner(command.common);
-  if (!options.adapter.empty()) runner->load_adapters({options.adapter});
+  const std::unique_ptr<TrainingRunner> runner = open(command);
   catch_interrupts();
   const FinetuneReport report =
       runner->finetune({text.tokenizer(), text.try_chat_template(), options});
@@ -153,6 +219,12 @@ std::string check_fraction(const std::string& text) {
   double value = 0;
   const bool number = CLI::detail::lexical_cast(text, value);
   return number && value > 0 && value <= 1 ? std::string{} : "'" + text + "' is not in (0, 1]";
+}
+
+std::string check_not_negative(const std::string& text) {
+  double value = 0;
+  const bool number = CLI::detail::lexical_cast(text, value) && std::isfinite(value);
+  return number && value >= 0 ? std::string{} : "'" + text + "' is no number from 0 on";
 }
 
 std::string check_dropout(const std::string& text) {
@@ -238,9 +310,15 @@ void add_training_options(CLI::App& app, FinetuneOptions& options) {
       ->transform(whole_number(2, std::uint64_t{1} << 31))
       ->group(group)
       ->capture_default_str();
-  app.add_option("--lr", options.learning_rate, "learning rate")
+  app.add_option("--lr", options.learning_rate,
+                 "learning rate (default: 0.0002; with --mode full 0.00002)")
       ->type_name("RATE")
       ->check(check_positive)
+      ->group(group);
+  app.add_option("--weight-decay", options.weight_decay,
+                 "matrices shrink by this times the rate in each step, norms and biases do not")
+      ->type_name("D")
+      ->check(check_not_negative)
       ->group(group)
       ->capture_default_str();
   using block_streamer::ScheduleShape;
@@ -351,16 +429,21 @@ void add_finetune_command(CLI::App& program, Action& action) {
   auto command = std::make_shared<Command>();
   FinetuneOptions& options = command->options;
   CLI::App* app =
-      program.add_subcommand("finetune", "Trains a LoRA adapter and writes it in PEFT's format");
+      program.add_subcommand("finetune",
+                             "Trains a LoRA adapter and writes it in PEFT's format, or all "
+                             "parameters and writes a model folder");
   add_common_options(*app, command->common);
   app->add_option(
          "--data", options.data,
          "what to train on: .txt, or .jsonl rows with text, prompt and completion, or messages")
       ->required()
       ->type_name("FILE");
-  app->add_option("--output", options.output, "where the adapter goes")
+  app->add_option("--output", options.output, "where the adapter or the model goes")
       ->required()
       ->type_name("DIR");
+  add_choice<FinetuneMode>(*app, "--mode", options.mode,
+                           {{"lora", FinetuneMode::lora}, {"full", FinetuneMode::full}},
+                           "what trains: an adapter (default), or every parameter");
   auto* overwrite = app->add_flag("--overwrite", options.overwrite, "begin anew in --output");
   app->add_flag("--resume", options.resume, "go on with the run in --output, or begin it")
       ->excludes(overwrite);

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "adapter_agreement.hpp"
 #include "console.hpp"
 #include "evaluate_job.hpp"
 #include "finetune_record.hpp"
 #include "interrupt.hpp"
 #include "jobs.hpp"
-#include "loaded_model.hpp"
-#include "run_forecast.hpp"
 #include "run_saving.hpp"
 
 #include <block_streamer/core/error.hpp>
@@ -33,11 +30,14 @@
 
 namespace block_streamer_cli {
 
-/// @brief One finetune: data, adapter, steps, and what is saved of them.
-template <class Backend>
+/// @brief One finetune: data, steps, and what is saved of them.
+/// @tparam Training  what trains of the loaded model: AdapterTraining or FullTraining.
+template <class Training>
 class FinetuneRun {
  public:
-  FinetuneRun(LoadedModel<Backend>& loaded, const FinetuneJob& job)
+  using Loaded = typename Training::Loaded;
+
+  FinetuneRun(Loaded& loaded, const FinetuneJob& job)
       : loaded_{loaded},
         job_{job},
         data_{open_rows(job.options.data, job.tokenizer, job.chat_template, job.options.seq_len,
@@ -55,19 +55,16 @@ class FinetuneRun {
   }
 
   [[nodiscard]] FinetuneReport run() {
-    if (loaded_.adapter()) {
-      expect_agreement(job_.options, *loaded_.adapter(), loaded_.lora_blocks());
-    } else {
-      loaded_.attach(new_adapter());
-    }
-    RunSaving saving{
-        job_.options, *loaded_.adapter(), loaded_.model().checkpoint().folder().string(),
-        finetune_record(job_.options, loaded_.model(), data_.rows(), *loaded_.adapter(), steps_)};
-    forecast_training(loaded_, job_.options, data_.rows(), rows_a_step_);
-    Loop loop{loaded_.model(), loaded_.streamer(), training_options()};
+    const Training training{loaded_, job_.options};
+    auto record = finetune_record(job_.options, loaded_.model(), data_.rows(), steps_);
+    training.add_to(record);
+    RunSaving saving{job_.options, training.product(), std::move(record)};
+    training.forecast(data_.rows(), rows_a_step_);
+    Loop loop{loaded_.model(), loaded_.streamer(), training_options(training),
+              training.residents()};
     if (job_.options.resume) position_ = saving.resume(loop.optimizer());
     if (position_.step >= steps_) return already_finished(saving);
-    say_what_trains();
+    say_what_trains(training);
     say(counted(data_.rows().size(), "row") + ", " + counted(steps_, "step") + " of " +
         counted(rows_a_step_, "row"));
     if (job_.options.resume) say_where_it_resumes();
@@ -80,30 +77,15 @@ class FinetuneRun {
 
  private:
   using Clock = std::chrono::steady_clock;
-  using Loop = block_streamer::TrainingLoop<block_streamer::models::DecoderModel,
-                                            typename LoadedModel<Backend>::Streamer>;
+  using Loop =
+      block_streamer::TrainingLoop<block_streamer::models::DecoderModel, typename Loaded::Streamer>;
 
   [[nodiscard]] std::uint64_t steps_an_epoch() const {
     return (data_.rows().size() + rows_a_step_ - 1) / rows_a_step_;
   }
-  [[nodiscard]] block_streamer::LoraAdapter new_adapter() const {
-    const AdapterOptions& wanted = job_.options.adapter_options;
-    block_streamer::LoraOptions lora;
-    lora.rank = wanted.rank.value_or(lora.rank);
-    lora.alpha = wanted.alpha.value_or(lora.alpha);
-    lora.dropout = wanted.dropout.value_or(lora.dropout);
-    if (!wanted.targets.empty()) lora.targets = wanted.targets;
-    lora.target_pattern = wanted.target_pattern;
-    lora.rank_pattern = wanted.rank_pattern;
-    lora.alpha_pattern = wanted.alpha_pattern;
-    lora.use_rslora = wanted.use_rslora;
-    lora.top_fraction = wanted.top_fraction.value_or(lora.top_fraction);
-    lora.seed = job_.options.seed;
-    return block_streamer::make_lora_adapter(loaded_.lora_blocks(), lora, loaded_.model().device());
-  }
-  void say_what_trains() const {
-    const std::uint64_t trainable = loaded_.adapter()->parameter_count();
-    std::uint64_t all = trainable;
+  void say_what_trains(const Training& training) const {
+    const std::uint64_t trainable = training.parameter_count();
+    std::uint64_t all = training.added_count();
     for (const auto& tensor : loaded_.model().checkpoint().tensors()) {
       all += block_streamer::element_count(tensor.spec.shape).value_or(0);
     }
@@ -130,16 +112,12 @@ class FinetuneRun {
               << " nats per token over " << counted(evaluation.scored, "token") << std::endl;
   }
 
-  [[nodiscard]] block_streamer::TrainingOptions training_options() const {
-    block_streamer::TrainingOptions options{.max_grad_norm = job_.options.max_grad_norm,
-                                            .skip_non_finite = job_.options.skip_non_finite,
-                                            .micro_batches = job_.options.micro_batches};
-    for (const auto& module : loaded_.adapter()->modules()) {
-      const std::string place =
-          "block " + std::to_string(module.site.block) + " (" + module.site.module + ".lora_";
-      options.labels.insert(options.labels.end(), {place + "A)", place + "B)"});
-    }
-    return options;
+  [[nodiscard]] block_streamer::TrainingOptions training_options(const Training& training) const {
+    return {.adamw = {.weight_decay = job_.options.weight_decay, .decay_vectors = false},
+            .max_grad_norm = job_.options.max_grad_norm,
+            .skip_non_finite = job_.options.skip_non_finite,
+            .micro_batches = job_.options.micro_batches,
+            .labels = training.labels()};
   }
   void say_where_it_resumes() const {
     if (position_.step == 0) {
@@ -170,7 +148,7 @@ class FinetuneRun {
     }
   }
   void train(Loop& loop, RunSaving& saving) {
-    const block_streamer::Schedule schedule{job_.options.schedule, job_.options.learning_rate,
+    const block_streamer::Schedule schedule{job_.options.schedule, peak_rate(job_.options),
                                             job_.options.warmup_steps, steps_};
     saving.begin(position_, loop.optimizer());
     loop.set_steps(position_.step);
@@ -232,7 +210,7 @@ class FinetuneRun {
     say("step " + std::to_string(position_.step) + ", " + detail());
     if (position_.skipped > 0) say(counted(position_.skipped, "step") + " skipped");
     saving.save(position_, loop.optimizer());
-    say("adapter saved in " + job_.options.output.string() +
+    say(saving.product().name() + " saved in " + job_.options.output.string() +
         (report_.interrupted
              ? " after step " + std::to_string(position_.step) + "; --resume goes on from there"
              : std::string{}));
@@ -248,7 +226,7 @@ class FinetuneRun {
            per_second(static_cast<double>(report_.bytes_needed) / 1e9, 2) + " GB/s";
   }
 
-  LoadedModel<Backend>& loaded_;
+  Loaded& loaded_;
   const FinetuneJob& job_;
   block_streamer::TextDataset data_;
   std::optional<block_streamer::TextDataset> held_out_;
@@ -260,10 +238,11 @@ class FinetuneRun {
   FinetuneReport report_;
 };
 
-/// @brief Trains the adapter that is woven in, or a new one, and saves it.
-template <class Backend>
-[[nodiscard]] FinetuneReport run_finetune(LoadedModel<Backend>& loaded, const FinetuneJob& job) {
-  return FinetuneRun<Backend>{loaded, job}.run();
+/// @brief Trains what `Training` says of the loaded model, and saves it.
+template <class Training>
+[[nodiscard]] FinetuneReport run_finetune(typename Training::Loaded& loaded,
+                                          const FinetuneJob& job) {
+  return FinetuneRun<Training>{loaded, job}.run();
 }
 
 }  // namespace block_streamer_cli

@@ -77,12 +77,15 @@ template <class Values>
   return text;
 }
 
+}  // namespace detail
+
+/// @brief And the form of the adapter, as it begins.
 inline void add_adapter_form(block_streamer::RunRecord& record,
                              const block_streamer::LoraAdapter& adapter) {
   std::set<std::uint64_t> ranks;
   std::set<double> alphas;
   std::set<std::size_t> blocks;
-  Sum start;
+  detail::Sum start;
   for (const auto& module : adapter.modules()) {
     ranks.insert(module.rank);
     alphas.insert(module.alpha);
@@ -92,24 +95,22 @@ inline void add_adapter_form(block_streamer::RunRecord& record,
     start.add(module.a);
     start.add(module.b);
   }
-  record.set("--rank", joined(ranks));
-  record.set("--alpha", joined(alphas));
+  record.set("--rank", detail::joined(ranks));
+  record.set("--alpha", detail::joined(alphas));
   record.set("--rslora", std::string{adapter.options().use_rslora ? "on" : "off"});
   record.set("--dropout", adapter.options().dropout);
   record.set("--top-fraction", std::to_string(blocks.size()) + " layers from " +
                                    std::to_string(*blocks.begin()) + " on");
-  record.set("--targets", joined(adapter.saved_targets().modules));
+  record.set("--targets", detail::joined(adapter.saved_targets().modules));
   record.set("--adapter", start.text());
 }
 
-}  // namespace detail
-
-/// @param adapter  as it begins. @param steps  of the whole run.
+/// @brief What every run is begun with. @param steps  of the whole run.
 [[nodiscard]] inline block_streamer::RunRecord finetune_record(
     const FinetuneOptions& options, const block_streamer::models::DecoderModel& model,
-    std::span<const block_streamer::TextRow> rows, const block_streamer::LoraAdapter& adapter,
-    std::uint64_t steps) {
+    std::span<const block_streamer::TextRow> rows, std::uint64_t steps) {
   block_streamer::RunRecord record;
+  record.set("--mode", std::string{options.mode == FinetuneMode::full ? "full" : "lora"});
   record.set("--dtype", std::string{block_streamer::name_of(model.dtype())});
   record.set("--device", std::string{model.device().is_cpu() ? "cpu" : "cuda"});
   record.set("--model", detail::model_sum(model));
@@ -118,14 +119,14 @@ inline void add_adapter_form(block_streamer::RunRecord& record,
   record.set("--batch", options.batch);
   record.set("--grad-accum", options.grad_accum);
   record.set("--steps", steps);
-  record.set("--lr", options.learning_rate);
+  record.set("--lr", peak_rate(options));
+  record.set("--weight-decay", options.weight_decay);
   constexpr const char* shapes[] = {"constant", "linear", "cosine"};
   record.set("--schedule", std::string{shapes[static_cast<int>(options.schedule)]});
   record.set("--warmup-steps", options.warmup_steps);
   record.set("--max-grad-norm", options.max_grad_norm.value_or(0));
   record.set("--shuffle", std::string{options.shuffle ? "on" : "off"});
   record.set("--seed", options.seed);
-  detail::add_adapter_form(record, adapter);
   return record;
 }
 

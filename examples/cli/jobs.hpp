@@ -41,7 +41,14 @@ struct AdapterOptions {
   std::optional<double> top_fraction;
 };
 
+/// What trains.
+enum class FinetuneMode : std::uint8_t {
+  lora,  ///< an adapter
+  full,  ///< every parameter of the model
+};
+
 struct FinetuneOptions {
+  FinetuneMode mode = FinetuneMode::lora;
   std::filesystem::path data;
   std::filesystem::path output;
   std::filesystem::path eval_data;  ///< empty: none
@@ -54,7 +61,8 @@ struct FinetuneOptions {
   std::uint64_t grad_accum = 1;
   block_streamer::MicroBatchOrder micro_batches = block_streamer::MicroBatchOrder::together;
   std::uint64_t seq_len = 512;
-  double learning_rate = 2e-4;
+  std::optional<double> learning_rate;  ///< empty: the mode's
+  double weight_decay = 0.01;
   block_streamer::ScheduleShape schedule = block_streamer::ScheduleShape::constant;
   std::uint64_t warmup_steps = 0;
   std::optional<double> max_grad_norm;
@@ -64,6 +72,11 @@ struct FinetuneOptions {
   bool resume = false;
   bool skip_non_finite = false;
 };
+
+/// @brief The highest learning rate of the run.
+[[nodiscard]] inline double peak_rate(const FinetuneOptions& options) {
+  return options.learning_rate.value_or(options.mode == FinetuneMode::full ? 2e-5 : 2e-4);
+}
 
 /// @brief What is wrong with the warm-up of a run of so many steps; empty: nothing.
 [[nodiscard]] inline std::string warmup_fault(const FinetuneOptions& options, std::uint64_t steps) {

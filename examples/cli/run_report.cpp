@@ -108,7 +108,7 @@ void require_distinct(const std::vector<std::pair<std::string, std::filesystem::
   }
 }
 
-void write_reports(const CommonOptions& options, ModelRunner& runner, const RunTotals& totals) {
+void write_reports(const CommonOptions& options, TrainingRunner& runner, const RunTotals& totals) {
   if (!options.stats.empty()) {
     bs::atomic_replace(options.stats, statistics_json(runner.statistics(), runner.vocabulary(),
                                                       runner.memory(), totals));

@@ -36,6 +36,6 @@ void require_distinct(const std::vector<std::pair<std::string, std::filesystem::
 void require_writable(const CommonOptions& options);
 
 /// @brief Writes --stats and --trace, whichever was asked for.
-void write_reports(const CommonOptions& options, ModelRunner& runner, const RunTotals& totals);
+void write_reports(const CommonOptions& options, TrainingRunner& runner, const RunTotals& totals);
 
 }  // namespace block_streamer_cli

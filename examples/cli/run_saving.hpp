@@ -4,6 +4,7 @@
 
 #include "console.hpp"
 #include "jobs.hpp"
+#include "run_product.hpp"
 
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/finetune/loss_plot.hpp>
@@ -11,13 +12,14 @@
 #include <block_streamer/finetune/run_folder.hpp>
 #include <block_streamer/finetune/save_schedule.hpp>
 #include <block_streamer/finetune/training_state.hpp>
-#include <block_streamer/lora/peft_files.hpp>
 #include <block_streamer/os/atomic_replace.hpp>
 
 #include <ATen/ops/isfinite.h>
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,20 +27,18 @@
 
 namespace block_streamer_cli {
 
-/// @brief The files of one run. The state is the truth: adapter files and plot are made from what
-/// it holds, after it.
+/// @brief The files of one run. The state is the truth: the product's files and the plot are made
+/// from what it holds, after it.
 class RunSaving {
  public:
   using Clock = block_streamer::SaveSchedule::Clock;
   static constexpr std::chrono::minutes interval{10};
 
-  /// @param adapter  trains; shares its tensors. @param base_model  what its configuration names.
-  RunSaving(const FinetuneOptions& options, block_streamer::LoraAdapter adapter,
-            std::string base_model, block_streamer::RunRecord record)
+  RunSaving(const FinetuneOptions& options, std::unique_ptr<RunProduct> product,
+            block_streamer::RunRecord record)
       : folder_{options.output},
         replaces_{options.overwrite && !folder_.is_free()},
-        adapter_{std::move(adapter)},
-        base_model_{std::move(base_model)},
+        product_{std::move(product)},
         record_{std::move(record)},
         schedule_{options.save_every, interval, Clock::now()} {}
 
@@ -50,7 +50,8 @@ class RunSaving {
     if (!saved) return {};
     block_streamer::expect_same_run(folder_.path().string(), record_, saved->record);
     if (saved->position.step > 0) {
-      block_streamer::load_training_state(folder_.state(), adapter_.named_parameters(), optimizer);
+      block_streamer::load_training_state(folder_.state(), product_->parameters(), optimizer);
+      product_->took_up();
     }
     saved_step_ = saved->position.step;
     return saved->position;
@@ -73,19 +74,20 @@ class RunSaving {
   [[nodiscard]] bool is_due(std::uint64_t step) const {
     return schedule_.is_due(step, Clock::now());
   }
-  /// @brief Saves state, adapter and plot, unless this step is saved already.
-  /// @throws StorageError: what was saved last is whole then. Error if the adapter is not finite.
+  /// @brief Saves state, product and plot, unless this step is saved already.
+  /// @throws StorageError: what was saved last is whole then. Error if a parameter is not finite.
   void save(const block_streamer::RunPosition& position, const block_streamer::AdamW& optimizer) {
     if (position.step == saved_step_) return;
     expect_finite(position.step);
-    block_streamer::save_training_state(folder_.state(), record_, position,
-                                        adapter_.named_parameters(), optimizer);
+    block_streamer::save_training_state(folder_.state(), record_, position, product_->parameters(),
+                                        optimizer);
     saved_step_ = position.step;
-    block_streamer::save_adapter(folder_.path(), adapter_, base_model_);
+    product_->save(folder_.path());
     block_streamer::atomic_replace(folder_.plot(),
                                    std::string_view{block_streamer::loss_plot(metrics_->losses())});
     schedule_.saved(Clock::now());
   }
+  [[nodiscard]] const RunProduct& product() const noexcept { return *product_; }
   /// @brief True once the folder is this run's, and not one that it was to replace.
   [[nodiscard]] bool holds_this_run() const noexcept { return metrics_.has_value(); }
   /// @brief What lies in the folder if the run ends now, without another save.
@@ -99,11 +101,8 @@ class RunSaving {
   /// @brief Of a finished run: writes what a kill between state and adapter left undone.
   /// @returns true if something was missing.
   bool complete() {
-    if (block_streamer::holds_adapter(folder_.path(), adapter_, base_model_) &&
-        std::filesystem::exists(folder_.plot())) {
-      return false;
-    }
-    block_streamer::save_adapter(folder_.path(), adapter_, base_model_);
+    if (product_->is_in(folder_.path()) && std::filesystem::exists(folder_.plot())) return false;
+    product_->save(folder_.path());
     open_metrics(saved_step_);
     block_streamer::atomic_replace(folder_.plot(),
                                    std::string_view{block_streamer::loss_plot(metrics_->losses())});
@@ -125,9 +124,9 @@ class RunSaving {
     say(folder_.metrics().string() + ": the lines of " + std::to_string(metrics_->missing()) +
         " of " + counted(step, "finished step") + " are missing or cannot be read");
   }
-  /// A last step may have spoilt the adapter without a loss that shows it.
+  /// A last step may have spoilt a parameter without a loss that shows it.
   void expect_finite(std::uint64_t step) const {
-    for (const auto& [name, tensor] : adapter_.named_parameters()) {
+    for (const auto& [name, tensor] : product_->parameters()) {
       if (at::isfinite(tensor).all().item<bool>()) continue;
       throw block_streamer::Error{
           "after step " + std::to_string(step) + " " + name +
@@ -138,8 +137,7 @@ class RunSaving {
 
   block_streamer::RunFolder folder_;
   bool replaces_;  ///< an earlier run, or other files
-  block_streamer::LoraAdapter adapter_;
-  std::string base_model_;
+  std::unique_ptr<RunProduct> product_;
   block_streamer::RunRecord record_;
   block_streamer::SaveSchedule schedule_;
   std::optional<block_streamer::MetricsLog> metrics_;

@@ -2,15 +2,16 @@
 // The ModelRunner of a backend. Included by one unit per device.
 #pragma once
 
+#include "adapter_training.hpp"
 #include "evaluate_job.hpp"
 #include "finetune_job.hpp"
 #include "loaded_model.hpp"
+#include "measured_memory.hpp"
 #include "model_runner.hpp"
 #include "run_forecast.hpp"
 #include "translated.hpp"
 
 #include <block_streamer/generate/text_generator.hpp>
-#include <block_streamer/os/process_memory.hpp>
 
 #include <cstdint>
 #include <functional>
@@ -47,7 +48,7 @@ class Runner final : public ModelRunner {
     });
   }
   [[nodiscard]] FinetuneReport finetune(const FinetuneJob& job) override {
-    return translated([&] { return run_finetune(loaded_, job); });
+    return translated([&] { return run_finetune<AdapterTraining<Backend>>(loaded_, job); });
   }
   [[nodiscard]] EvaluateReport evaluate(const EvaluateJob& job) override {
     return translated([&] { return run_evaluate(loaded_, job); });
@@ -57,20 +58,12 @@ class Runner final : public ModelRunner {
   }
   [[nodiscard]] VocabularyReport vocabulary() const override { return loaded_.vocabulary(); }
   [[nodiscard]] MemoryReport memory() const override {
-    MemoryReport report;
+    MemoryReport report = measured_memory(backend_, torch_peak_);
     const auto& forecast = loaded_.forecast();
-    report.rss.measured = block_streamer::peak_resident_memory();
-    if (forecast && forecast->program > 0)
-      report.rss.predicted = forecast->host(backend_.host_addressable());
-    if constexpr (requires { backend_.device_memory(); }) {
-      report.device.emplace().measured =
-          backend_.device_memory().peak + (torch_peak_ ? torch_peak_() : 0);
-      report.page_locked.emplace().measured = backend_.page_locked_memory().peak;
-      if (forecast) {
-        report.device->predicted = forecast->device();
-        report.page_locked->predicted = forecast->page_locked();
-      }
-    }
+    if (!forecast) return report;
+    if (forecast->program > 0) report.rss.predicted = forecast->host(backend_.host_addressable());
+    if (report.device) report.device->predicted = forecast->device();
+    if (report.page_locked) report.page_locked->predicted = forecast->page_locked();
     return report;
   }
   void write_trace() override {

@@ -14,4 +14,9 @@ std::unique_ptr<ModelRunner> open_cuda_runner(const CommonOptions&, int) {
   throw block_streamer::UnsupportedError{"the program is built without CUDA"};
 }
 
+std::unique_ptr<TrainingRunner> open_cuda_full_runner(const CommonOptions&, const FinetuneOptions&,
+                                                      int) {
+  throw block_streamer::UnsupportedError{"the program is built without CUDA"};
+}
+
 }  // namespace block_streamer_cli

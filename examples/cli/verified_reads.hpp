@@ -30,21 +30,30 @@ inline const block_streamer::ShardManifest& checked_manifest(
   return *manifest;
 }
 
+/// @brief Compares all of a model's weights with their checksums, on the disk.
+/// @throws as checked_manifest().
+inline void verify_files(const block_streamer::models::DecoderModel& model) {
+  const block_streamer::Checkpoint& checkpoint = model.checkpoint();
+  const block_streamer::ShardManifest& manifest = checked_manifest(checkpoint);
+  const std::string path = (checkpoint.folder() / block_streamer::manifest_file_name).string();
+  // Made for the whole model all the same: sums of other blocks are refused.
+  static_cast<void>(block_streamer::make_image_sums(model.block_map(), manifest, path));
+  for (const block_streamer::SummedRange& block : manifest.blocks) {
+    block_streamer::verify_range(checkpoint.folder(), manifest, block);
+  }
+}
+
 /// @brief A tier that compares every read; one that is in memory already is compared on the disk,
 /// once.
 [[nodiscard]] inline block_streamer::AnyStorage verified_storage(
     block_streamer::AnyStorage storage, const block_streamer::models::DecoderModel& model) {
+  if (storage.addressable() || storage.block_count() == 0) {
+    verify_files(model);
+    return storage;
+  }
   const block_streamer::Checkpoint& checkpoint = model.checkpoint();
   const block_streamer::ShardManifest& manifest = checked_manifest(checkpoint);
   const std::string path = (checkpoint.folder() / block_streamer::manifest_file_name).string();
-  if (storage.addressable() || storage.block_count() == 0) {
-    // Made for the whole model all the same: sums of other blocks are refused.
-    static_cast<void>(block_streamer::make_image_sums(model.block_map(), manifest, path));
-    for (const block_streamer::SummedRange& block : manifest.blocks) {
-      block_streamer::verify_range(checkpoint.folder(), manifest, block);
-    }
-    return storage;
-  }
   const auto granularity = storage.image(block_streamer::BlockId{0}).read_granularity;
   auto sums = block_streamer::make_image_sums(model.block_map(granularity), manifest, path);
   return block_streamer::VerifiedStorage{std::move(storage), std::move(sums)};

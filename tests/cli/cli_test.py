@@ -693,7 +693,7 @@ class Finetune(CliTest):
         self.train(self.adapter, "--steps", 1, "--rank", 4)
         shutil.copytree(self.adapter, theirs, ignore=shutil.ignore_patterns("resume", "metrics.jsonl", "loss.svg"))
         (theirs / "README.md").write_text("as PEFT writes one")
-        self.refused(*self.base, "--steps", 1, "--output", theirs, code=1, says=["not empty", "--overwrite", "its adapter"])
+        self.refused(*self.base, "--steps", 1, "--output", theirs, code=1, says=["not empty", "--overwrite", "what it holds"])
         self.train(theirs, "--steps", 1, "--rank", 4, "--overwrite")
         shutil.copy(self.model / "model.safetensors", theirs)
         shutil.rmtree(theirs / "resume")

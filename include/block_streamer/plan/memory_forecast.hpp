@@ -71,7 +71,7 @@ struct MemoryForecast {
   std::uint64_t slots = 0;     ///< of blocks and head slices, and places of conversions
   std::uint64_t trained = 0;   ///< what trains there: itself, gradients, optimizer state
   std::uint64_t inputs = 0;    ///< of blocks, that wait for a backward
-  std::uint64_t flow = 0;      ///< outputs and their gradients, of all passes together
+  std::uint64_t flow = 0;      ///< outputs, their gradients and what flows back, of all passes
   std::uint64_t cache = 0;     ///< keys and values of earlier tokens
   std::uint64_t visit = 0;     ///< @see visit_byte_count
   std::uint64_t head = 0;      ///< @see head_byte_count
@@ -104,7 +104,7 @@ constexpr void add_work(MemoryForecast& forecast, const DecoderWork& work,
   const std::uint64_t all = pass * work.passes, inputs = all * work.kept_inputs;
   forecast.inputs = offloaded ? std::min(inputs, 2 * pass) : inputs;
   forecast.parked_inputs = offloaded ? inputs : 0;
-  forecast.flow = work.kept_inputs > 0 ? 2 * all + pass : 2 * pass;
+  forecast.flow = work.kept_inputs > 0 ? 3 * all + pass : 2 * pass;
   forecast.visit = visit_byte_count(work);
   forecast.head = head_byte_count(work);
 }
