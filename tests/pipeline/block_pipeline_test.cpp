@@ -184,23 +184,25 @@ TEST_CASE("a pass may be moved while a lease of it lives, and ends a lease that 
     bs::BlockPipeline<HostBackend> pipeline{support::ScriptedTier{images, script}, backend,
                                             small_options(1)};
     using Pass = bs::BlockPipeline<HostBackend>::Pass;
-    std::optional<Pass> pass{pipeline.begin_pass(order, order, compute)};
+    std::optional<Pass> passes[2];  // the pass is in one, then in the other
+    passes[0].emplace(pipeline.begin_pass(order, order, compute));
     for (std::size_t i = 0; i < 6; ++i) {
-      auto lease = pass->acquire();
-      auto moved_lease = std::move(lease);
-      Pass elsewhere{std::move(*pass)};
-      CHECK_THROWS_AS(elsewhere.acquire(), bs::ContractViolation);
+      std::optional<Pass>&here = passes[i % 2], &there = passes[(i + 1) % 2];
+      auto lease = here->acquire();
+      const auto moved_lease = std::move(lease);
+      there.emplace(std::move(*here));
+      here.reset();
+      CHECK_THROWS_AS(there->acquire(), bs::ContractViolation);
       CHECK(support::slot_is_right(images[i], i, moved_lease.bytes()));
-      pass.emplace(std::move(elsewhere));
-    }
-    CHECK(pass->done());
-    pass.reset();
+    }  // the lease ends with the pass at its new place
+    CHECK(passes[0]->done());
+    passes[0].reset();
     CHECK(support::run_pass(pipeline, images, order, order, compute) == 0);
 
-    pass.emplace(pipeline.begin_pass(order, order, compute));
+    passes[0].emplace(pipeline.begin_pass(order, order, compute));
     {
-      const auto lease = pass->acquire();
-      pass.reset();
+      const auto lease = passes[0]->acquire();
+      passes[0].reset();
       CHECK(support::run_pass(pipeline, images, order, order, compute) == 0);
     }
     CHECK(support::run_pass(pipeline, images, order, order, compute) == 0);
