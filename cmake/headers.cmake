@@ -121,6 +121,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   text/decoder.hpp
   text/json_document.hpp
   text/known_templates.hpp
+  text/packing.hpp
   text/pre_tokenizer.hpp
   text/regex.hpp
   text/regex_dialect.hpp
@@ -280,8 +281,10 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   generate/stop_text.hpp
   generate/text_generator.hpp
   layers/attention.hpp
+  layers/grouped_attention.hpp
   layers/heads.hpp
   layers/kv_cache.hpp
+  layers/packed_attention.hpp
   layers/rms_norm.hpp
   layers/rotary.hpp
   layers/swiglu.hpp

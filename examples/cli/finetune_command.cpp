@@ -310,6 +310,9 @@ void add_training_options(CLI::App& app, FinetuneOptions& options) {
       ->transform(whole_number(2, std::uint64_t{1} << 31))
       ->group(group)
       ->capture_default_str();
+  app.add_flag("--pack", options.pack,
+               "several short rows share one of --seq-len tokens; they do not see each other")
+      ->group(group);
   app.add_option("--lr", options.learning_rate,
                  "learning rate (default: 0.0002; with --mode full 0.00002)")
       ->type_name("RATE")

@@ -12,6 +12,7 @@
 #include <block_streamer/finetune/row_order.hpp>
 #include <block_streamer/finetune/training_loop.hpp>
 #include <block_streamer/optim/schedule.hpp>
+#include <block_streamer/text/packing.hpp>
 #include <block_streamer/text/text_dataset.hpp>
 
 #include <ATen/Context.h>
@@ -23,6 +24,7 @@
 #include <iostream>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -43,11 +45,13 @@ class FinetuneRun {
         data_{open_rows(job.options.data, job.tokenizer, job.chat_template, job.options.seq_len,
                         loaded.model().config(),
                         /*keep_short_window=*/false)},
-        order_{data_.rows().size(), job.options.seed,
+        packed_{job.options.pack ? block_streamer::pack_rows(data_.rows(), job.options.seq_len)
+                                 : std::vector<block_streamer::TextRow>{}},
+        order_{rows().size(), job.options.seed,
                job.options.shuffle ? block_streamer::RowShuffle::by_seed
                                    : block_streamer::RowShuffle::none},
         rows_a_step_{
-            std::min<std::size_t>(job.options.batch * job.options.grad_accum, data_.rows().size())},
+            std::min<std::size_t>(job.options.batch * job.options.grad_accum, rows().size())},
         steps_{job.options.steps.value_or(job.options.epochs.value_or(1) * steps_an_epoch())} {
     const std::string fault = warmup_fault(job.options, steps_);
     if (!fault.empty()) throw block_streamer::Error{fault};
@@ -56,16 +60,17 @@ class FinetuneRun {
 
   [[nodiscard]] FinetuneReport run() {
     const Training training{loaded_, job_.options};
-    auto record = finetune_record(job_.options, loaded_.model(), data_.rows(), steps_);
+    auto record = finetune_record(job_.options, loaded_.model(), rows(), steps_);
     training.add_to(record);
     RunSaving saving{job_.options, training.product(), std::move(record)};
-    training.forecast(data_.rows(), rows_a_step_);
+    training.forecast(rows(), rows_a_step_);
     Loop loop{loaded_.model(), loaded_.streamer(), training_options(training),
               training.residents()};
     if (job_.options.resume) position_ = saving.resume(loop.optimizer());
     if (position_.step >= steps_) return already_finished(saving);
     say_what_trains(training);
-    say(counted(data_.rows().size(), "row") + ", " + counted(steps_, "step") + " of " +
+    say_what_is_packed();
+    say(counted(rows().size(), "row") + ", " + counted(steps_, "step") + " of " +
         counted(rows_a_step_, "row"));
     if (job_.options.resume) say_where_it_resumes();
     if (position_.step == 0) evaluate("before");
@@ -80,8 +85,21 @@ class FinetuneRun {
   using Loop =
       block_streamer::TrainingLoop<block_streamer::models::DecoderModel, typename Loaded::Streamer>;
 
+  /// @brief What steps are made of: the file's rows, or packs of them.
+  [[nodiscard]] std::span<const block_streamer::TextRow> rows() const {
+    return job_.options.pack ? std::span<const block_streamer::TextRow>{packed_} : data_.rows();
+  }
   [[nodiscard]] std::uint64_t steps_an_epoch() const {
-    return (data_.rows().size() + rows_a_step_ - 1) / rows_a_step_;
+    return (rows().size() + rows_a_step_ - 1) / rows_a_step_;
+  }
+  void say_what_is_packed() const {
+    if (!job_.options.pack) return;
+    double tokens = 0;
+    for (const auto& row : packed_) tokens += static_cast<double>(row.tokens.size());
+    const double room =
+        static_cast<double>(packed_.size()) * static_cast<double>(job_.options.seq_len);
+    say(counted(data_.rows().size(), "row") + " packed into " + std::to_string(packed_.size()) +
+        ", " + readable_number(100 * tokens / room, 1) + " % full");
   }
   void say_what_trains(const Training& training) const {
     const std::uint64_t trainable = training.parameter_count();
@@ -160,7 +178,7 @@ class FinetuneRun {
       const std::uint64_t number = position_.step + 1;
       const double rate = block_streamer::learning_rate_at(schedule, number);
       seed_dropout(number);
-      const auto done = loop.step(data_.rows(), order_.take(rows_a_step_), job_.options.batch, rate,
+      const auto done = loop.step(rows(), order_.take(rows_a_step_), job_.options.batch, rate,
                                   [] { return interrupted(); });
       if (!done) break;
       position_.step = number;
@@ -229,6 +247,7 @@ class FinetuneRun {
   Loaded& loaded_;
   const FinetuneJob& job_;
   block_streamer::TextDataset data_;
+  std::vector<block_streamer::TextRow> packed_;  ///< empty unless asked for
   std::optional<block_streamer::TextDataset> held_out_;
   block_streamer::RowOrder order_;
   std::size_t rows_a_step_;

@@ -59,6 +59,7 @@ class Sum {
   for (const auto& row : rows) {
     sum.add(std::span<const std::int32_t>{row.tokens});
     sum.add(std::span<const std::uint8_t>{row.trained});
+    sum.add(std::span<const std::uint32_t>{row.sequences});
   }
   return std::to_string(rows.size()) + " rows, " + sum.text();
 }
@@ -116,6 +117,7 @@ inline void add_adapter_form(block_streamer::RunRecord& record,
   record.set("--model", detail::model_sum(model));
   record.set("--seq-len", options.seq_len);
   record.set("--data", detail::data_sum(rows));
+  if (options.pack) record.set("--pack", std::string{"on"});
   record.set("--batch", options.batch);
   record.set("--grad-accum", options.grad_accum);
   record.set("--steps", steps);

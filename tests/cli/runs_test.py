@@ -140,6 +140,33 @@ class Schedules(RunsTest):
         self.assertNotEqual(order("--seed", 6), first)
 
 
+class Packing(RunsTest):
+    def setUp(self):
+        super().setUp()
+        self.rows = self.folder / "short.jsonl"
+        self.rows.write_text("".join(json.dumps({"prompt": "a" * (1 + i % 3), "completion": "bcd" * (1 + i % 5)}) + "\n" for i in range(12)))
+
+    def first(self, *arguments):
+        said = self.run_program(self.output, "--overwrite", "--epochs", 1, *arguments, data=self.rows)
+        return self.metrics(self.output)[0], said
+
+    def test_a_step_over_all_rows_is_the_same_packed(self):
+        apart, _ = self.first("--grad-accum", 12)
+        for batch in 1, 3:
+            packed, said = self.first("--pack", "--grad-accum", 12, "--batch", batch)
+            self.assertRegex(said, r"12 rows packed into [2-5], \d+\.\d % full")
+            self.assertEqual(packed["tokens"], apart["tokens"])
+            self.assertAlmostEqual(packed["loss"], apart["loss"], places=5)
+            self.assertAlmostEqual(packed["grad_norm"] / apart["grad_norm"], 1, places=4)
+
+    def test_fewer_passes_are_made_and_a_run_does_not_change_its_mind(self):
+        self.first("--pack")
+        steps = len(self.metrics(self.output))
+        self.assertLess(steps, 6)
+        self.assertIn("--data was", self.run_program(self.output, "--resume", "--epochs", 1, data=self.rows, code=1))
+        self.assertIn("is finished", self.run_program(self.output, "--resume", "--pack", "--epochs", 1, data=self.rows))
+
+
 class Forms(RunsTest):
     def config(self):
         return json.loads((self.output / "adapter_config.json").read_text())

@@ -158,6 +158,16 @@ TEST_CASE("attention equals its definition with grouped heads, masks and a longe
   }
 }
 
+TEST_CASE("grouped heads give the same where LibTorch has to be given repeated ones") {
+  const at::Tensor q = waves({2, 6, 5, 8}, 0.1), k = waves({2, 2, 5, 8}, 0.2),
+                   v = waves({2, 2, 5, 8}, 0.3);
+  const at::Tensor native = bs::detail::grouped_attention<true>(q, k, v, std::nullopt, true, 0.3);
+  const at::Tensor repeated =
+      bs::detail::grouped_attention<false>(q, k, v, std::nullopt, true, 0.3);
+  CHECK(largest(native, repeated) < 1e-6);
+  CHECK_NOTHROW(bs::detail::causal_kernel<false>(q, k, v));
+}
+
 TEST_CASE("the gated MLP is down of silu of gate times up") {
   const std::vector<at::Tensor> tensors{waves({7, 5}, 0.1), waves({7, 5}, 0.2), waves({5, 7}, 0.3),
                                         waves({7}, 0.4), waves({5}, 0.5)};

@@ -62,7 +62,7 @@ template <class Model, class Streamer>
   for (std::size_t begin = 0; begin < rows.size(); begin += batch) {
     const auto some = std::span{numbers}.subspan(begin, std::min(batch, rows.size() - begin));
     const RowBatch together = make_row_batch(rows, some);
-    auto context = model.context(together.ids);
+    auto context = model.context(together.ids, {.sequences = together.sequences});
     const at::Tensor hidden = streamer.forward(model.embed(together.ids), context);  // (B,T,C)
     total.add(loss_over_tokens(model, hidden, token_targets(together.ids, together.trained)));
     result.tokens += together.tokens;

@@ -187,8 +187,9 @@ class TrainingLoop {
       const double value = loss.template item<double>();
       report.loss += value;
       if (!std::isfinite(value)) {
-        report.not_finite = "the loss is not finite; the first value that is not is in " +
-                            first_non_finite(model_, streamer_, parts[i].batch.ids);
+        report.not_finite =
+            "the loss is not finite; the first value that is not is in " +
+            first_non_finite(model_, streamer_, parts[i].batch.ids, context_of(parts[i]));
         refuse_or_skip(report);
         return true;
       }
@@ -202,12 +203,15 @@ class TrainingLoop {
   [[nodiscard]] std::vector<at::Tensor> forward(std::span<const Part> parts,
                                                 std::span<RngState> random) {
     std::vector<at::Tensor> inputs;
-    std::vector<decltype(model_.context(parts[0].batch.ids))> contexts;
+    std::vector<decltype(context_of(parts[0]))> contexts;
     for (const Part& part : parts) {
       inputs.push_back(embed(part));
-      contexts.push_back(model_.context(part.batch.ids));
+      contexts.push_back(context_of(part));
     }
     return streamer_.forward(inputs, contexts, random);
+  }
+  [[nodiscard]] auto context_of(const Part& part) const {
+    return model_.context(part.batch.ids, {.sequences = part.batch.sequences});
   }
   [[nodiscard]] at::Tensor embed(const Part& part) {
     if (residents_ == nullptr) return model_.embed(part.batch.ids);

@@ -3,8 +3,10 @@
 
 #include <block_streamer/block/projection.hpp>
 #include <block_streamer/block/weights.hpp>
+#include <block_streamer/layers/grouped_attention.hpp>
 #include <block_streamer/layers/heads.hpp>
 #include <block_streamer/layers/kv_cache.hpp>
+#include <block_streamer/layers/packed_attention.hpp>
 #include <block_streamer/layers/rms_norm.hpp>
 #include <block_streamer/layers/rotary.hpp>
 
@@ -42,10 +44,11 @@ struct AttentionWeights {
 
 /// What some consecutive tokens need to know about the others. Built once per pass.
 struct AttentionTokens {
-  std::int64_t past = 0;  ///< tokens in the cache before these
-  RotaryTable rotary;     ///< (B or 1, T, 1, D)
-  at::Tensor mask;        ///< (B or 1, 1, T, past+T), true: is seen; undefined: see `causal`
-  bool causal = false;    ///< without a mask: each token sees itself and those before it
+  std::int64_t past = 0;     ///< tokens in the cache before these
+  RotaryTable rotary;        ///< (B or 1, T, 1, D)
+  at::Tensor mask;           ///< (B or 1, 1, T, past+T), true: is seen; undefined: see `causal`
+  bool causal = false;       ///< without a mask: each token sees itself and those before it
+  PackedSequences packed{};  ///< with lengths: B is 1, no mask, no cache; `causal` is not looked at
 };
 
 namespace detail {
@@ -60,9 +63,8 @@ namespace detail {
 /// attention does not, and serves whatever cuDNN does.
 [[nodiscard]] inline at::Tensor attend_to_all(const at::Tensor& q, const at::Tensor& k,
                                               const at::Tensor& v, double scale) {
-  constexpr std::int64_t cudnn = 3;  // at::SDPBackend::cudnn_attention
   const at::Tensor rows = rows_of_groups(q, k.size(1));
-  if (at::_fused_sdp_choice(rows, k, v) != cudnn) {
+  if (FusedAttention{at::_fused_sdp_choice(rows, k, v)} != FusedAttention::cudnn) {
     return at::scaled_dot_product_attention(rows, k, v, std::nullopt, 0.0, false, scale)
         .reshape(q.sizes());
   }
@@ -78,13 +80,14 @@ namespace detail {
                                        const at::Tensor& v, const AttentionTokens& tokens) {
   const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
   const std::int64_t group = q.size(1) / k.size(1);
+  if (!tokens.packed.lengths.empty()) return attend_packed(q, k, v, tokens.packed, scale);
   if (q.is_cuda() && q.size(2) == 1 && !tokens.mask.defined() && !c10::GradMode::is_enabled()) {
     return detail::attend_to_all(q, k, v, scale);
   }
   if (!tokens.mask.defined() || group == 1) {
-    return at::scaled_dot_product_attention(
-        q, k, v, tokens.mask.defined() ? std::optional{tokens.mask} : std::nullopt, 0.0,
-        tokens.causal, scale, /*enable_gqa=*/group > 1);
+    return detail::grouped_attention(
+        q, k, v, tokens.mask.defined() ? std::optional{tokens.mask} : std::nullopt, tokens.causal,
+        scale);
   }
   if (q.size(2) == 1) {  // the heads of a group see the same keys: make them rows of one head
     const at::Tensor rows = detail::rows_of_groups(q, k.size(1));
@@ -92,12 +95,11 @@ namespace detail {
         .reshape(q.sizes());
   }
   if (q.is_cpu()) {
-    return at::scaled_dot_product_attention(q, k, v, tokens.mask, 0.0, false, scale,
-                                            /*enable_gqa=*/true);
+    return detail::grouped_attention(q, k, v, tokens.mask, false, scale);
   }
   // No fused CUDA kernel takes a mask and groups at once; repeated heads keep (T,S) off the memory.
-  return at::scaled_dot_product_attention(q, k.repeat_interleave(group, 1),
-                                          v.repeat_interleave(group, 1), tokens.mask, 0.0, false,
+  return at::scaled_dot_product_attention(q, detail::repeated_heads(k, q),
+                                          detail::repeated_heads(v, q), tokens.mask, 0.0, false,
                                           scale);
 }
 

@@ -10,11 +10,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -47,6 +49,10 @@ struct ContextOptions {
   std::span<const std::int64_t> left_padding{};
   /// Most tokens that a block computes at once: bounds the memory of a long prompt. Needs a cache.
   std::int64_t chunk_tokens = std::numeric_limits<std::int64_t>::max();
+  /// Lengths of independent sequences that lie one after another in the one row of the pass: each
+  /// begins at position 0 and sees only itself. They add up to its tokens. Empty: rows are
+  /// sequences. Without cache and padding.
+  std::span<const std::int64_t> sequences{};
 };
 
 namespace detail {
@@ -68,6 +74,10 @@ class ContextBuilder {
   [[nodiscard]] DecoderContext build(std::int64_t tokens) {
     DecoderContext context;
     context.cache = options_.cache;
+    if (!options_.sequences.empty()) {
+      context.chunks.push_back({0, tokens, packed()});
+      return context;
+    }
     const std::int64_t most = std::min(options_.chunk_tokens, tokens);
     if (tokens > most) prepare_band(tokens, most);
     for (std::int64_t begin = 0; begin < tokens; begin += most) {
@@ -80,6 +90,16 @@ class ContextBuilder {
  private:
   [[nodiscard]] at::Tensor range(std::int64_t begin, std::int64_t end) const {
     return at::arange(begin, end, frequencies_.options().dtype(at::kLong));
+  }
+
+  [[nodiscard]] AttentionTokens packed() const {
+    std::vector<at::Tensor> positions;
+    for (const std::int64_t length : options_.sequences) positions.push_back(range(0, length));
+    return {0,
+            rotary_table(at::cat(positions).unsqueeze(0), frequencies_, dtype_),
+            {},
+            false,
+            PackedSequences::of(options_.sequences, frequencies_.device())};
   }
 
   /// Without padding the mask of every chunk is a window of one band: column c of row i is seen iff
@@ -155,6 +175,15 @@ class ContextBuilder {
           "left_padding has one entry per row");
   expects(std::all_of(padding.begin(), padding.end(), [](std::int64_t n) { return n >= 0; }),
           "left_padding counts tokens");
+  if (!options.sequences.empty()) {
+    expects(batch == 1 && options.cache == nullptr && padding.empty(),
+            "packed sequences are one row, without cache and padding");
+    expects(std::all_of(options.sequences.begin(), options.sequences.end(),
+                        [](std::int64_t n) { return n > 0; }) &&
+                std::accumulate(options.sequences.begin(), options.sequences.end(),
+                                std::int64_t{0}) == tokens,
+            "packed sequences have tokens and add up to the pass");
+  }
   if (const KvCache* cache = options.cache) {
     expects(cache->shape().batch == batch, "the KV cache is of the batch");
     expects(tokens <= cache->capacity() - cache->length(), "the KV cache has room for the pass");

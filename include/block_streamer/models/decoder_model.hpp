@@ -28,6 +28,7 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/linear.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -139,8 +140,11 @@ class DecoderModel {
   [[nodiscard]] DecoderContext context(std::int64_t batch, std::int64_t tokens,
                                        const ContextOptions& options = {}) const {
     const std::int64_t past = options.cache == nullptr ? 0 : options.cache->length();
-    if (past + tokens > static_cast<std::int64_t>(config_.max_position)) {
-      throw Error{"a sequence of " + std::to_string(past + tokens) +
+    const auto& packed = options.sequences;
+    const std::int64_t longest =
+        packed.empty() ? past + tokens : *std::max_element(packed.begin(), packed.end());
+    if (longest > static_cast<std::int64_t>(config_.max_position)) {
+      throw Error{"a sequence of " + std::to_string(longest) +
                   " tokens is longer than the model's " + std::to_string(config_.max_position) +
                   " positions (max_position_embeddings in " + config_.path + ")"};
     }
