@@ -4,12 +4,14 @@
 
 #include "full_model.hpp"
 #include "jobs.hpp"
+#include "run_forecast.hpp"
 #include "run_product.hpp"
 
 #include <block_streamer/finetune/run_record.hpp>
 #include <block_streamer/models/resident_parameters.hpp>
 #include <block_streamer/text/text_dataset.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -24,20 +26,38 @@ template <class Backend>
 void forecast_evaluation(FullModel<Backend>&, std::span<const block_streamer::TextRow>,
                          std::uint64_t) {}
 
+/// @brief Adds what the gradients of a step take until they are added up.
+/// @param largest  parameters of the largest block. @param head  of the head.
+inline void add_gradients_in_flight(block_streamer::MemoryForecast& forecast, std::uint64_t item,
+                                    std::uint64_t largest, std::uint64_t head) {
+  forecast.visit += item * largest;
+  // A chunk's gradient of the head beside that of the chunks before; or that in fp32.
+  forecast.head += head * (item == 4 ? 4 : std::max<std::uint64_t>(2 * item, item + 4));
+}
+
 template <class Backend>
 class FullTraining {
  public:
   using Loaded = FullModel<Backend>;
 
-  FullTraining(Loaded& loaded, const FinetuneOptions&) : loaded_{loaded} {}
+  FullTraining(Loaded& loaded, const FinetuneOptions& options)
+      : loaded_{loaded}, options_{options} {}
 
   void add_to(block_streamer::RunRecord&) const {}
   [[nodiscard]] std::unique_ptr<RunProduct> product() const {
     return std::make_unique<ModelProduct>(loaded_.parameters(), loaded_.files(),
                                           loaded_.residents());
   }
-  /// What it takes was said before anything was read. @see expect_full_memory
-  void forecast(std::span<const block_streamer::TextRow>, std::uint64_t) const {}
+  /// What it takes at least was said before anything was read. @see expect_full_memory
+  void forecast(std::span<const block_streamer::TextRow> rows, std::uint64_t rows_a_step) const {
+    auto work = training_work(loaded_, options_, rows, rows_a_step);
+    work.kept_inputs = loaded_.streamer().block_count();
+    block_streamer::MemoryForecast forecast = loaded_.memory().standing;
+    block_streamer::add_work(forecast, work, loaded_.memory().offloads_inputs);
+    add_gradients_in_flight(forecast, work.item, loaded_.largest_block(),
+                            static_cast<std::uint64_t>(loaded_.model().head().numel()));
+    loaded_.memory().expect(forecast);
+  }
   [[nodiscard]] std::uint64_t parameter_count() const {
     std::uint64_t count = 0;
     for (const auto& [name, tensor] : loaded_.parameters())
@@ -64,6 +84,7 @@ class FullTraining {
 
  private:
   Loaded& loaded_;
+  const FinetuneOptions& options_;
 };
 
 }  // namespace block_streamer_cli

@@ -5,6 +5,7 @@
 #include "common_options.hpp"
 #include "compute_type.hpp"
 #include "console.hpp"
+#include "expected_memory.hpp"
 #include "fitting_adapter.hpp"
 #include "resident_choice.hpp"
 #include "storage_choice.hpp"
@@ -18,7 +19,6 @@
 #include <block_streamer/models/stream_head.hpp>
 #include <block_streamer/optim/external_optimizer.hpp>
 #include <block_streamer/os/process_memory.hpp>
-#include <block_streamer/plan/memory_forecast.hpp>
 #include <block_streamer/storage/any_storage.hpp>
 #include <block_streamer/streamer.hpp>
 #include <block_streamer/trace/perfetto_writer.hpp>
@@ -63,20 +63,8 @@ class LoadedModel {
     return report;
   }
 
-  /// @brief What of a forecast follows from the model and its options, whatever runs.
-  [[nodiscard]] const block_streamer::MemoryForecast& standing() const noexcept {
-    return standing_;
-  }
-  /// @brief The inputs of blocks leave the device in training.
-  [[nodiscard]] bool offloads_inputs() const noexcept { return offloads_inputs_; }
-  /// @brief Of several jobs the largest counts.
-  void expect_memory(const block_streamer::MemoryForecast& forecast) {
-    if (!forecast_ || forecast_->device() < forecast.device()) forecast_ = forecast;
-  }
-  /// @brief What was expected; nullopt: nothing was.
-  [[nodiscard]] const std::optional<block_streamer::MemoryForecast>& forecast() const noexcept {
-    return forecast_;
-  }
+  [[nodiscard]] ExpectedMemory& memory() noexcept { return memory_; }
+  [[nodiscard]] const ExpectedMemory& memory() const noexcept { return memory_; }
 
   /// @brief What an adapter can be made or loaded for.
   [[nodiscard]] std::vector<block_streamer::LoraBlock> lora_blocks() const {
@@ -172,31 +160,28 @@ class LoadedModel {
   }
   /// What a storage holds of the host's memory, or maps into it.
   void count_memory(const block_streamer::AnyStorage& storage, const Plan& plan) {
-    for (const auto region : storage.regions()) standing_.blocks += region.size();
+    for (const auto region : storage.regions()) memory_.standing.blocks += region.size();
     if (plan.storage.tier != "mmap") return;
     for (std::size_t i = 0; i < storage.block_count(); ++i)
-      standing_.blocks += storage.image(block_streamer::block_at(i)).byte_count;
+      memory_.standing.blocks += storage.image(block_streamer::block_at(i)).byte_count;
   }
   void forecast_standing(const Plan& plan, const CommonOptions& options, bool device_is_host) {
-    standing_.program = plan.program;
-    standing_.resident = model_.final_norm().nbytes();
-    if (model_.embedding_is_resident()) standing_.resident += model_.embedding().nbytes();
+    block_streamer::MemoryForecast& standing = memory_.standing;
+    standing.program = plan.program;
+    standing.resident = model_.final_norm().nbytes();
+    if (model_.embedding_is_resident()) standing.resident += model_.embedding().nbytes();
     if (model_.head_is_resident() && !model_.head().is_same(model_.embedding()))
-      standing_.resident += model_.head().nbytes();
+      standing.resident += model_.head().nbytes();
     const block_streamer::TransferShape& shape = streamer_.shape();
-    standing_.slots = shape.bound_byte_count;
-    for (const std::uint64_t slot : shape.slot_byte_counts) standing_.slots += slot;
-    standing_.staging = shape.chunk_byte_count * shape.ticket_count;
+    add_pipeline(standing, shape);
     if (!model_.head_is_resident()) {
       const Vocabulary vocabulary{model_.layout(), plan.checkpoint};
-      standing_.slots += detail::ResidentCosts{options, vocabulary, plan.type}.none;
+      standing.slots += detail::ResidentCosts{options, vocabulary, plan.type}.none;
     }
     if (!device_is_host && shape.memory_block_count > 0)
-      standing_.locked_blocks =
-          standing_.blocks / shape.memory_block_count * shape.locked_block_count;
-    offloads_inputs_ =
-        options.activations.place == block_streamer::ActivationPlace::file ||
-        (options.activations.place == block_streamer::ActivationPlace::ram && !device_is_host);
+      standing.locked_blocks =
+          standing.blocks / shape.memory_block_count * shape.locked_block_count;
+    memory_.offloads_inputs = leave_the_device(options.activations, device_is_host);
   }
 
   /// The slices wait where the blocks do; where only some of those are in memory, the slices are
@@ -225,9 +210,7 @@ class LoadedModel {
     return result;
   }
 
-  block_streamer::MemoryForecast standing_;  // before the streamer, whose storage counts
-  std::optional<block_streamer::MemoryForecast> forecast_;
-  bool offloads_inputs_ = false;
+  ExpectedMemory memory_;  // before the streamer, whose storage counts
   block_streamer::models::DecoderModel model_;
   Streamer streamer_;
   std::optional<block_streamer::LoraAdapter> adapter_;

@@ -18,9 +18,10 @@
 namespace block_streamer_cli {
 
 /// @brief Passes of so many tokens without a backward, the logits of `scored` of them taken.
-template <class Backend>
-[[nodiscard]] block_streamer::DecoderWork forward_work(const LoadedModel<Backend>& loaded,
-                                                       std::uint64_t tokens, std::uint64_t scored) {
+/// @tparam Loaded  LoadedModel or FullModel.
+template <class Loaded>
+[[nodiscard]] block_streamer::DecoderWork forward_work(const Loaded& loaded, std::uint64_t tokens,
+                                                       std::uint64_t scored) {
   const block_streamer::ModelConfig& config = loaded.model().config();
   block_streamer::DecoderWork work;
   work.widths = {config.hidden_size, config.intermediate_size, config.head_count * config.head_dim,
@@ -37,8 +38,8 @@ template <class Backend>
 }
 
 /// @brief Positions whose logits a loss takes at once.
-template <class Backend>
-[[nodiscard]] std::uint64_t loss_rows(const LoadedModel<Backend>& loaded) {
+template <class Loaded>
+[[nodiscard]] std::uint64_t loss_rows(const Loaded& loaded) {
   if (!loaded.model().head_is_resident()) return std::numeric_limits<std::uint64_t>::max();
   const block_streamer::ChunkedLossOptions options;
   return std::max<std::uint64_t>(
@@ -55,11 +56,11 @@ template <class Backend>
 template <class Backend>
 void expect_forward(LoadedModel<Backend>& loaded, const block_streamer::DecoderWork& work,
                     std::uint64_t cache = 0) {
-  block_streamer::MemoryForecast forecast = loaded.standing();
+  block_streamer::MemoryForecast forecast = loaded.memory().standing;
   forecast.trained = 4 * loaded.adapter_parameters();
   forecast.cache = cache;
   block_streamer::add_work(forecast, work, /*offloaded=*/false);
-  loaded.expect_memory(forecast);
+  loaded.memory().expect(forecast);
 }
 
 /// @brief Of an evaluation, `batch` rows a pass.
@@ -86,28 +87,37 @@ void forecast_generation(LoadedModel<Backend>& loaded, const GenerateJob& job) {
       2 * loaded.model().config().layer_count * batch * capacity * work.widths.key * work.item);
 }
 
-/// @brief Of a training of the adapter that is woven in. Nothing is predicted without one.
-/// @param rows_a_step  rows of a step. @param place  where inputs of blocks wait.
-template <class Backend>
-void forecast_training(LoadedModel<Backend>& loaded, const FinetuneOptions& options,
-                       std::span<const block_streamer::TextRow> rows, std::uint64_t rows_a_step) {
-  if (!loaded.adapter()) return;
+/// @brief Steps of a training, but for what trains and the blocks that the backward comes down to.
+/// @param rows_a_step  rows of a step.
+template <class Loaded>
+[[nodiscard]] block_streamer::DecoderWork training_work(
+    const Loaded& loaded, const FinetuneOptions& options,
+    std::span<const block_streamer::TextRow> rows, std::uint64_t rows_a_step) {
   const std::uint64_t batch = std::min(options.batch, rows_a_step);
   const std::uint64_t tokens = batch * longest_row(rows);
   auto work = forward_work(loaded, tokens, tokens - batch);
   work.head_rows = loss_rows(loaded);
   if (options.micro_batches == block_streamer::MicroBatchOrder::together)
     work.passes = (rows_a_step + batch - 1) / batch;
+  return work;
+}
+
+/// @brief Of a training of the adapter that is woven in. Nothing is predicted without one.
+template <class Backend>
+void forecast_training(LoadedModel<Backend>& loaded, const FinetuneOptions& options,
+                       std::span<const block_streamer::TextRow> rows, std::uint64_t rows_a_step) {
+  if (!loaded.adapter()) return;
+  auto work = training_work(loaded, options, rows, rows_a_step);
   std::uint64_t lowest = loaded.streamer().block_count();
   for (const auto& module : loaded.adapter()->modules())
     lowest = std::min<std::uint64_t>(lowest, module.site.block);
   work.kept_inputs = loaded.streamer().block_count() - lowest;
   work.dropout = loaded.adapter()->options().dropout > 0;
-  block_streamer::MemoryForecast forecast = loaded.standing();
+  block_streamer::MemoryForecast forecast = loaded.memory().standing;
   constexpr std::uint64_t tensors = 4;  // itself, gradient and two moments, in fp32
   forecast.trained = tensors * 4 * loaded.adapter()->parameter_count();
-  block_streamer::add_work(forecast, work, loaded.offloads_inputs());
-  loaded.expect_memory(forecast);
+  block_streamer::add_work(forecast, work, loaded.memory().offloads_inputs);
+  loaded.memory().expect(forecast);
 }
 
 }  // namespace block_streamer_cli

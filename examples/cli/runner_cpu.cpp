@@ -9,7 +9,8 @@ namespace block_streamer_cli {
 std::unique_ptr<ModelRunner> open_cpu_runner(const CommonOptions& options) {
   return translated([&] {
     return std::make_unique<Runner<block_streamer::HostBackend>>(block_streamer::HostBackend{},
-                                                                 at::Device{at::kCPU}, options);
+                                                                 at::Device{at::kCPU}, options,
+                                                                 std::function<std::uint64_t()>{});
   });
 }
 
@@ -17,7 +18,8 @@ std::unique_ptr<TrainingRunner> open_cpu_full_runner(const CommonOptions& option
                                                      const FinetuneOptions& finetune) {
   return translated([&] {
     return std::make_unique<FullRunner<block_streamer::HostBackend>>(
-        block_streamer::HostBackend{}, at::Device{at::kCPU}, options, finetune);
+        block_streamer::HostBackend{}, at::Device{at::kCPU}, options,
+        std::function<std::uint64_t()>{}, finetune);
   });
 }
 

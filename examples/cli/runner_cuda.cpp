@@ -42,8 +42,8 @@ std::unique_ptr<TrainingRunner> open_cuda_full_runner(const CommonOptions& optio
                                                       const FinetuneOptions& finetune, int device) {
   return translated([&] {
     return std::make_unique<FullRunner<Backend>>(Backend{block_streamer::CudaBackend{device}},
-                                                 torch_device(device), options, finetune,
-                                                 torch_peak(device));
+                                                 torch_device(device), options, torch_peak(device),
+                                                 finetune);
   });
 }
 

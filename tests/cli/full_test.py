@@ -74,7 +74,23 @@ class Models(FullTest):
             count += 0 if tied else tiny_model.VOCABULARY * tiny_model.HIDDEN
             self.assertIn(f"trainable {count} of {count} parameters (100.0000 %)", done.stderr.decode())
             self.out("generate", "--model", output, "--device", "cpu", "--prompt", "In the", "--max-new-tokens", 4)
-            self.assertEqual(json.loads(stats.read_text())["steps"], 20)
+            told = json.loads(stats.read_text())
+            self.assertEqual(told["steps"], 20)
+            if sys.platform.startswith("linux"):  # the program's own memory is most of it here
+                rss = told["memory"]["rss"]
+                self.assertLess(abs(rss["measured"] / rss["predicted"] - 1), 0.5, rss)
+
+    @unittest.skipUnless(sys.platform.startswith("linux"), "needs VmHWM")
+    def test_what_it_takes_is_predicted_by_parameters_and_rows(self):
+        def predicted(model, *arguments):
+            stats = self.folder / "stats.json"
+            self.run_program(self.output, "--steps", 1, "--overwrite", "--stats", stats, *arguments, model=model)
+            return json.loads(stats.read_text())["memory"]["rss"]
+        small = predicted(self.model)
+        self.data.write_text(runs_test.TEXT * 40)
+        rows = predicted(self.model, "--batch", 512)
+        self.assertGreater(rows["predicted"] - small["predicted"], 500 * 40 * 4 * tiny_model.HIDDEN * (tiny_model.LAYERS + 3))
+        self.data.write_text(runs_test.TEXT)
 
     def test_a_head_that_is_stored_beside_the_embedding_it_is_tied_to_stays_equal_to_it(self):
         model = tiny_model.write_model(self.folder / "redundant", tied=False)
