@@ -44,7 +44,7 @@ def main():
         del model
         session.release()
         streamed = AutoModel.from_pretrained(str(folder), device=str(session.device))
-        session.measure(Pass(session, streamed), note="from files, page cache warm")
+        session.measure(Pass(session, streamed), notes={"forward": "from files, page cache warm"})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -59,14 +59,14 @@ def main():
         config["zero_allow_untested_optimizer"] = True
         engine = deepspeed.initialize(model=module, model_parameters=parameters, config=config)[0]
         session.release()
-        session.measure(Engine(session, engine, parameters), note="head and embedding move too")
+        session.measure(Engine(session, engine, parameters), notes={"lora_step": "the head moves too"})
     else:
         inference = Inference(session, Decode(model))
         session.refer(inference)
         engine = deepspeed.initialize(model=inference.module, config=config_of(session))[0]
         engine.module.eval()
         session.release()
-        session.measure(Inference(session, engine.module), note="in decode head and embedding move too")
+        session.measure(Inference(session, engine.module), notes={"decode": "head and embedding move too"})
 
 
 if __name__ == "__main__":

@@ -61,7 +61,8 @@ class Session:
         self.spec = json.loads(arguments.spec.read_text())
         self.out = arguments.out
         self.shape = self.spec["shape"]
-        self.device = torch.device(self.spec["device"])
+        name = self.spec["device"]
+        self.device = torch.device("cuda:0" if name == "cuda" else name)
         self.workloads = [Workload(name) for name in self.spec["workloads"]]
         self.references = {}
         versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", *distributions)}
@@ -158,21 +159,28 @@ class Session:
                     self.references[workload.name] = run(workload)
         self.release()
 
-    def measure(self, run, trains=None, against="a resident run of the same weights", note="", streamed=True):
-        """Compares the first run of each workload with its reference, then times the others."""
+    def measure(self, run, trains=None, against="a resident run of the same weights", notes=None, streamed=True):
+        """Compares the first run of each workload with its reference, then times the others; fewer where they take long.
+
+        @param notes  by kind of workload, for the table."""
+        notes = notes or {}
         for workload in self.workloads:
             if workload.name not in self.references or (trains is not None and workload.trains != trains):
                 continue
             with self.guarded(workload):
                 self.release()
                 self.probe_link()
+                begin = time.perf_counter()
                 check = dict(difference(run(workload), self.references[workload.name]), against=against)
-                for _ in range(self.spec["warmup"]):
+                slow = time.perf_counter() - begin > self.spec["patience"]
+                for _ in range(0 if slow else self.spec["warmup"]):
                     run(workload, results=False)
                 if self.device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(self.device)
-                seconds = [self.seconds_of(lambda: run(workload, results=False)) for _ in range(self.spec["runs"])]
-                cell = {"seconds": seconds, "check": check, "link_GB_per_s": self.result["link_GB_per_s"][-1], "note": note,
+                seconds = []
+                while len(seconds) < self.spec["runs"] and (not seconds or sum(seconds) < self.spec["patience"]):
+                    seconds.append(self.seconds_of(lambda: run(workload, results=False)))
+                cell = {"seconds": seconds, "check": check, "link_GB_per_s": self.result["link_GB_per_s"][-1], "note": notes.get(workload.kind, ""),
                         "streamed": streamed}
                 if self.device.type == "cuda":
                     cell["peak_bytes"] = torch.cuda.max_memory_allocated(self.device)

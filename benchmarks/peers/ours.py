@@ -16,11 +16,12 @@ PROGRAMS = {"forward": "benchmark_link", "decoder_step": "benchmark_link", "lora
 
 class Programs:
     def __init__(self, spec, scratch):
-        self.spec, self.scratch, self.rows = spec, scratch, {}
+        self.spec, self.scratch, self.rows, self.calls = spec, scratch, {}, 0
 
     def run(self, program, *options, called=()):
         """Adds the benchmarks' rows by name, or by the name that `called` gives them."""
-        out = self.scratch.with_suffix(f".{program}.json")
+        out = self.scratch.with_suffix(f".{program}-{self.calls}.json")
+        self.calls += 1
         shape = self.spec["shape"]
         command = [str(Path(self.spec["binaries"]) / program), "--device", self.spec["device"].split(":")[0],
                    "--shape", shape["name"], "--layers", str(shape["layers"]), "--rounds", str(self.spec["runs"]), *options,
@@ -34,7 +35,6 @@ class Programs:
         for row in json.loads(out.read_text())["benchmarks"]:
             name = row["name"].removesuffix("/iterations:1/manual_time")
             self.rows[dict(called).get(name, name)] = row
-        out.unlink()
 
 
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}

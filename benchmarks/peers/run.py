@@ -7,7 +7,7 @@
     run.py --only ours,fsdp2 --workloads forward/1x128,lora_step/2048
 
 Each runs in a process of its own with a time limit. The table is written anew after each, so that a run that is stopped keeps
-what it had. Exit code 1 if ours is missing from the table or a result is wrong.
+what it had. Exit code 1 if ours is missing from the table, a result is wrong, or the run was stopped.
 """
 import argparse
 import datetime
@@ -15,6 +15,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,7 +54,8 @@ PEERS = (
          devices=("cuda", "cpu"), kinds=("forward", "decode")),
     Peer("deepspeed", "DeepSpeed ZeRO-3, CPU offload", HERE / "deepspeed_zero3.py", ("torch", "transformers", "peft", "deepspeed"),
          apart=True),
-    Peer("airllm", "AirLLM", HERE / "airllm_pass.py", ("torch", "transformers", "airllm"), kinds=("forward",)),
+    Peer("airllm", "AirLLM", HERE / "airllm_pass.py", ("torch", "transformers", "airllm"), devices=("cuda", "cpu"),
+         kinds=("forward",)),
 )  # fmt: skip
 
 
@@ -73,8 +75,16 @@ def why_absent(peer, options):
     return None
 
 
+class Stopped(Exception):
+    """Somebody ends the whole run: what was measured is written first."""
+
+
+def stop(signal_number, frame):
+    raise Stopped
+
+
 def limited(command, timeout_s, log):
-    """Runs the command with all that it starts; kills them together. @returns a reason if it failed."""
+    """Runs the command with all that it starts; kills them together. @returns a reason if it failed. @throws Stopped"""
     process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         code = process.wait(timeout_s)
@@ -120,13 +130,19 @@ def run_peer(peer, options, workloads, folder):
         spec, out = folder / f"{peer.name}-{i}.spec.json", folder / f"{peer.name}-{i}.json"
         spec.write_text(json.dumps({
             "shape": options.shape, "device": options.device, "workloads": group, "runs": options.runs, "warmup": options.warmup,
-            "binaries": str(options.binaries), "scratch": str(folder)}))  # fmt: skip
-        with (folder / f"{peer.name}-{i}.log").open("w") as log:
-            failed = limited([sys.executable, str(peer.script), "--spec", str(spec), "--out", str(out)], options.timeout, log)
+            "patience": options.patience, "binaries": str(options.binaries), "scratch": str(folder)}))  # fmt: skip
+        try:
+            with (folder / f"{peer.name}-{i}.log").open("w") as log:
+                failed = limited([sys.executable, str(peer.script), "--spec", str(spec), "--out", str(out)], options.timeout, log)
+        except Stopped:
+            failed = result["stopped"] = "the whole run was stopped meanwhile"
         if out.exists():
             merge(result, json.loads(out.read_text()))
         if failed:
-            result["failed"] = "; ".join(filter(None, [result.get("failed"), failed]))
+            reasons = [result.get("failed"), failed]
+            result["failed"] = "; ".join(dict.fromkeys(filter(None, reasons)))
+        if "stopped" in result:
+            break
     return result
 
 
@@ -151,9 +167,11 @@ def run_all(peers, options, workloads):
             for reason in filter(None, (result.get("absent"), result.get("failed"))):
                 print(f"  {reason}", flush=True)
             if options.logs:
-                for log in Path(scratch).glob(f"{peer.name}-*.log"):
-                    (Path(options.logs) / log.name).write_bytes(log.read_bytes())
+                for log in [*Path(scratch).glob(f"{peer.name}-*.log"), *Path(scratch).glob(f"{peer.name}-*.benchmark_*.json")]:
+                    shutil.copy(log, options.logs)
             write(run, options.out)
+            if "stopped" in result:
+                break
     return run
 
 
@@ -166,10 +184,11 @@ def parsed(arguments):
     parser.add_argument("--only", help="names with commas: " + ", ".join(peer.name for peer in PEERS))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=1, help="runs before the clock, beside the one that is compared")
+    parser.add_argument("--patience", type=float, default=20, help="seconds after which a workload is not run again")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for each process")
     parser.add_argument("--binaries", default=HERE.parents[1] / "build" / "release" / "benchmarks", help="our programs")
     parser.add_argument("--scratch", help="a folder for files that a peer needs meanwhile (AirLLM: twice the weights)")
-    parser.add_argument("--logs", help="a folder for what the peers printed")
+    parser.add_argument("--logs", help="a folder for what the peers printed, and for the JSON of our programs")
     parser.add_argument("--out", type=Path, default=Path("peers"), help="two files: .md and .json")
     options = parser.parse_args(arguments)
     options.shape = shape_of(options.shape, options.layers)
@@ -190,11 +209,14 @@ def main(arguments=None):
             sys.exit(str(error))
     if options.logs:
         Path(options.logs).mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
     run = run_all([peer for peer in PEERS if peer.name in names], options, workloads)
     print(markdown(run))
     wrong = [row for row in run["rows"] if "WRONG" in row["verdict"]]
     ours_missing = OURS in names and not any(row["peer"] == OURS and row["right"] for row in run["rows"])
-    return 1 if wrong or ours_missing else 0
+    stopped = any("stopped" in result for result in run["results"].values())
+    return 1 if wrong or ours_missing or stopped else 0
 
 
 if __name__ == "__main__":
