@@ -78,6 +78,11 @@ def tokens_of(workloads, kind):
     return sorted({w.tokens for w in workloads if w.kind == kind and w.batch == 1})
 
 
+def planned_link_runs(workloads):
+    """At least one: its first token count is where bits are compared."""
+    return link_runs(tokens_of(workloads, "forward"), tokens_of(workloads, "decoder_step")) or [(128, 129, False)]
+
+
 def run_programs(programs, workloads):
     """Runs what the workloads need; a program that fails costs its own rows. @returns reasons by kind of workload."""
     failures = {}
@@ -90,7 +95,7 @@ def run_programs(programs, workloads):
 
     layers, vocabulary = programs.spec["shape"]["layers"], str(programs.spec["shape"]["vocabulary"])
     forward = tokens_of(workloads, "forward")
-    for i, (few, many, steps) in enumerate(link_runs(forward or [128], tokens_of(workloads, "decoder_step"))):
+    for i, (few, many, steps) in enumerate(planned_link_runs(workloads)):
         names = [f"forward/1x{t}/" for t in (few, many) if t in forward]
         names += ["2_slots_adamw"] * steps + ["same_bits"] * (i == 0)
         attempt(("forward", "decoder_step"), "benchmark_link", "--in-memory", "--short", str(few), "--long", str(many),
@@ -106,12 +111,12 @@ def run_programs(programs, workloads):
     return failures
 
 
-def check_of(rows):
-    """What same_bits found: how many tensors differ from a resident run's."""
+def check_of(rows, tokens):
+    """What same_bits found at so many tokens: how many tensors differ from a resident run's."""
     row = rows.get("same_bits")
     if row is None or "achieved" not in row:
         return None
-    return {"differing_tensors": int(row["achieved"]), "seen_in": "output and gradients of the decoder"}
+    return {"differing_tensors": int(row["achieved"]), "seen_in": f"a step of the decoder at {tokens} tokens"}
 
 
 def cell_of(row, note, check, memory):
@@ -135,7 +140,7 @@ def main():
     programs = Programs(spec, arguments.out)
     failures = run_programs(programs, workloads)
     result = {"versions": {}, "cells": {}, "not_run": {}, "link_GB_per_s": []}
-    check = check_of(programs.rows)
+    check = check_of(programs.rows, planned_link_runs(workloads)[0][0])
     for workload in workloads:
         found = [(programs.rows[name], name, note) for name, note in rows_of(workload, spec["shape"]["layers"])
                  if name in programs.rows]  # fmt: skip
