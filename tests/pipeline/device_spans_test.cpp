@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "pipeline_run.hpp"
@@ -46,6 +47,10 @@ class LateBackend : public bs::HostBackend {
     bs::HostBackend::record(event, stream);
   }
   [[nodiscard]] bool query(Event& event) {
+    if (clock_->slow_queries > 0) {
+      --clock_->slow_queries;
+      std::this_thread::sleep_for(20ms);
+    }
     return event.number <= clock_->passed && bs::HostBackend::query(event);
   }
   void synchronize(Event& event) {
@@ -53,6 +58,7 @@ class LateBackend : public bs::HostBackend {
     bs::HostBackend::synchronize(event);
   }
   [[nodiscard]] Nanoseconds elapsed(Event& begin, Event& end) {
+    if (clock_->anchor == 0) clock_->anchor = begin.number;
     clock_->longest = std::max(clock_->longest, clock_->time(begin, end));
     return clock_->time(begin, end);
   }
@@ -60,6 +66,8 @@ class LateBackend : public bs::HostBackend {
   struct Clock {
     Nanoseconds step{};
     std::uint64_t records = 0, made = 0, waits = 0;
+    int slow_queries = 0;               ///< so many from now on take long
+    std::uint64_t anchor = 0;           ///< the record that spans were first measured from
     std::uint64_t passed = UINT64_MAX;  ///< records that the device is past
     Nanoseconds longest{};              ///< between two events that were compared
     [[nodiscard]] Nanoseconds time(const Event& begin, const Event& end) const {
@@ -111,17 +119,29 @@ TEST_CASE("spans of the device are on the host's clock, in its own lengths") {
   trace.drain();
   const auto spans = sink.of(bs::Lane::compute);
   REQUIRE(spans.size() == 3);
-  // The anchor is the first record; the spans' begins are the second, fourth and sixth.
-  const Nanoseconds anchor = spans[0].begin - 1ms;
-  CHECK(anchor >= before);
-  CHECK(anchor <= after);
+  // The anchor is one of the eight records before the spans', a step of the device each.
+  CHECK(spans[0].begin >= before + 1ms);
+  CHECK(spans[0].begin <= after + 8ms);
   for (std::uint32_t i = 0; i < 3; ++i) {
-    CHECK(spans[i].begin == anchor + 1ms + 2ms * i);
+    CHECK(spans[i].begin == spans[0].begin + 2ms * i);
     CHECK(spans[i].end - spans[i].begin == 1ms);
     CHECK(spans[i].part.block == bs::block_at(i));
     CHECK(spans[i].byte_count == 7);
   }
   CHECK(sink.of(bs::Lane::caller).size() == 3);  // what the host did meanwhile
+}
+
+TEST_CASE("a moment that the host saw late is no anchor") {
+  LateBackend backend{bs::HostMode::attached, 1ns};
+  Sink sink;
+  Trace trace{backend, sink};
+  auto stream = backend.make_stream();
+  backend.clock().slow_queries = 3;  // the driver is busy with something else
+  const Nanoseconds before = backend.now();
+  span(trace, stream, 0);
+  trace.drain();
+  CHECK(sink.of(bs::Lane::compute)[0].begin >= before + 3 * 20ms);
+  CHECK(backend.clock().anchor >= 4);
 }
 
 TEST_CASE("spans wait for the device, not the host for them; events are used again") {
