@@ -3,22 +3,39 @@
 // memory.
 #pragma once
 
+#include "console.hpp"
 #include "expected_memory.hpp"
 #include "measured_memory.hpp"
 #include "model_runner.hpp"
 
 #include <block_streamer/device/execution_backend.hpp>
+#include <block_streamer/trace/lane_overlap.hpp>
 #include <block_streamer/trace/perfetto_writer.hpp>
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <span>
 #include <utility>
 
 namespace block_streamer_cli {
+
+/// @brief Says how much of copying and computing went on at once. Nothing where nothing was copied.
+inline void say_overlap(std::span<const block_streamer::TraceEvent> events) {
+  using block_streamer::Lane;
+  const auto overlap = block_streamer::overlap_of(events, Lane::copy_in, Lane::compute);
+  if (overlap.first == block_streamer::Nanoseconds::zero()) return;
+  const auto seconds = [](block_streamer::Nanoseconds time) {
+    return readable_number(std::chrono::duration<double>(time).count(), 3) + " s";
+  };
+  say("timeline: copying in " + seconds(overlap.first) + ", computing " + seconds(overlap.second) +
+      ", both at once " + seconds(overlap.both) + " (" +
+      readable_number(100 * overlap.hidden(), 1) + " % of the shorter)");
+}
 
 /// @tparam Interface  TrainingRunner or what refines it. @tparam Loaded  LoadedModel or FullModel.
 template <class Interface, class Loaded, block_streamer::execution_backend Backend>
@@ -50,6 +67,7 @@ class BackendRunner : public Interface {
     if (trace_path_.empty()) return;
     loaded_.streamer().drain();
     writer_.write_to(trace_path_);
+    say_overlap(writer_.events());
   }
 
  protected:

@@ -102,6 +102,42 @@ class CudaTest(unittest.TestCase):
             different = [way for way, written in adapters.items() if written != adapters[""]]
             self.assertEqual(different, [])
 
+    def test_packed_rows_train_as_apart(self):
+        rows = self.folder / "short.jsonl"
+        rows.write_text("".join(json.dumps({"prompt": "a" * (1 + i % 3), "completion": "bcd" * (1 + i % 5)}) + "\n" for i in range(12)))
+        for dtype, places in ("fp32", 4), ("bf16", 1):
+            seen = []
+            for way in [], ["--pack"], ["--pack", "--batch", "3"]:
+                output = self.folder / "packed"
+                self.ok("finetune", "tied", "--data", rows, "--seq-len", "48", "--epochs", "1", "--grad-accum", "12", "--rank", "4", "--dtype", dtype,
+                        "--overwrite", "--output", output, *way)  # fmt: skip
+                seen.append(json.loads((output / "metrics.jsonl").read_text().splitlines()[0]))
+            for packed in seen[1:]:
+                self.assertAlmostEqual(packed["loss"], seen[0]["loss"], places=places)
+                self.assertEqual(packed["tokens"], seen[0]["tokens"])
+
+    def test_the_timeline_has_the_devices_own_times(self):
+        trace, output = self.folder / "trace.json", self.folder / "traced"
+        for tier in "ram", "file":
+            _, err = self.ok("finetune", "tied", "--data", self.data, "--seq-len", "48", "--steps", "2", "--rank", "4", "--storage", tier,
+                             "--overwrite", "--output", output, "--trace", trace)  # fmt: skip
+            self.assertRegex(err, r"timeline: copying in [\d.]+ s, computing [\d.]+ s, both at once [\d.]+ s \([\d.]+ % of the shorter\)\n")
+            events = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
+            names = {name: [e for e in events if e["name"] == name] for name in ("compute", "copy", "enqueue")}
+            self.assertEqual(len(names["compute"]), 2 * 2 * tiny_model.LAYERS)  # forward and backward of two steps
+            self.assertEqual(len(names["enqueue"]), sum(e["name"] in ("compute", "copy", "convert") for e in events))
+            ends = sorted((e["ts"], e["ts"] + e["dur"]) for e in names["compute"])
+            self.assertTrue(all(after[0] >= before[1] - 0.002 for before, after in zip(ends, ends[1:])), ends)
+
+    def test_memory_of_full_training_is_predicted(self):
+        stats = self.folder / "stats.json"
+        self.ok("finetune", "tied", "--mode", "full", "--data", self.data, "--seq-len", "48", "--steps", "2", "--overwrite",
+                "--output", self.folder / "full", "--stats", stats)  # fmt: skip
+        memory = json.loads(stats.read_text())["memory"]
+        locked = memory["page_locked"]
+        self.assertLess(abs(locked["measured"] / locked["predicted"] - 1), 0.2, memory)
+        self.assertGreater(memory["device"]["measured"], memory["device"]["predicted"] / 2)
+
     def test_what_cannot_be_is_refused_by_name(self):
         for options, says in [
             (["--device", "cuda:99"], "cuda:99"),

@@ -99,8 +99,12 @@ class BlockPipeline {
     return pass;
   }
 
-  /// @brief Waits until nothing is in flight. Prefetched blocks stay resident.
-  void drain() { driver_.drain(); }
+  /// @brief Waits until nothing is in flight, and where the timeline tells device time, until the
+  /// device is past all of it. Prefetched blocks stay resident.
+  void drain() {
+    driver_.drain();
+    if (!driver_.machine().lost()) trace_.drain();
+  }
   /// @brief Forgets what is resident of these parts: the tier's bytes have changed, so the next
   /// visit fetches them anew. Waits for reads in flight, not for the device. @pre no pass runs.
   void forget(std::span<const PartId> parts) {
@@ -116,6 +120,7 @@ class BlockPipeline {
   /// takes them again.
   void close() {
     expects(!pass_running_, "a pass is running: it must end before close");
+    drain();
     driver_.close();
   }
   /// @brief Closes; from now on visits see what another finisher makes of the bytes (null: the
@@ -148,6 +153,7 @@ class BlockPipeline {
 
  private:
   using Machine = SharedMachine<Backend, Loop, Rules>;
+  using TraceBegin = typename SpanTrace<Backend>::Begin;
 
   // ---- finisher
   [[nodiscard]] std::vector<std::uint64_t> bound_sizes(const Finisher<Backend>* finisher) const {
@@ -203,9 +209,9 @@ class BlockPipeline {
         driver_.transfers().bound().first(bound_byte_count_[index_of(visit.part.block)]);
     touch(wire, Access::read, compute);
     touch(bound, Access::write, compute);
-    const Nanoseconds begin = trace_.begin();
+    auto begin = trace_.begin_on(compute);
     finisher_->enqueue(visit.part, wire, bound, compute);
-    trace_.end("convert", Lane::compute, visit.part, begin, bound.size());
+    trace_.end_on("convert", Lane::compute, visit.part, std::move(begin), bound.size(), compute);
     driver_.machine().lock()->slots.statistics.bytes_converted += bound.size();
     end_visit(visit, compute);  // the wire slot is free as soon as it is converted
     return bound;

@@ -76,7 +76,9 @@ class FetchDriver {
   /// @throws DeviceError
   void drain() {
     machine_.wait_quiet();
-    if (transfers_ && !machine_.lost()) transfers_->synchronize_copies();
+    if (!transfers_ || machine_.lost()) return;
+    transfers_->synchronize_copies();
+    trace_.drain();
   }
   /// @brief Drains, evicts every block, forgets a failure and gives the memory back.
   /// @pre no pass runs.
@@ -160,21 +162,28 @@ class FetchDriver {
     return transfers_->slot(action.slot).subspan(piece.slot_offset, piece.byte_count);
   }
   void copy_chunk(const FetchAction& action) {
-    const Nanoseconds begin = trace_.begin();
+    const std::uint64_t byte_count = action.reads->chunks[action.chunk].image.byte_count;
+    auto begin = trace_.begin_on(transfers_->copy_stream());
     transfers_->copy_chunk(action);
+    const Nanoseconds from = begin.host;
+    if constexpr (SpanTrace<Backend>::tells_device_time) {
+      trace_.end_on("copy", Lane::copy_in, action.part, std::move(begin), byte_count,
+                    transfers_->copy_stream());
+    }
     machine_.lock()->copied(action.ticket);
-    transfers_->notify_drained(action.ticket,
-                               [this, action, begin](std::error_code error, std::size_t) {
-                                 if (error) copy_failed(action, error);
-                                 trace_.end("copy", Lane::copy_in, action.part, begin,
-                                            action.reads->chunks[action.chunk].image.byte_count);
-                                 machine_.deliver(FetchEvent::drained, action.ticket);
-                               });
+    transfers_->notify_drained(
+        action.ticket, [this, action, from, byte_count](std::error_code error, std::size_t) {
+          if (error) copy_failed(action, error);
+          if constexpr (!SpanTrace<Backend>::tells_device_time)
+            trace_.end("copy", Lane::copy_in, action.part, from, byte_count);
+          machine_.deliver(FetchEvent::drained, action.ticket);
+        });
   }
   void copy_all(const FetchAction& action) {
-    const Nanoseconds begin = trace_.begin();
+    auto begin = trace_.begin_on(transfers_->copy_stream());
     transfers_->copy_all(action, storage_.bytes(action.part.block));
-    trace_.end("copy", Lane::copy_in, action.part, begin, action.reads->needed_byte_count);
+    trace_.end_on("copy", Lane::copy_in, action.part, std::move(begin),
+                  action.reads->needed_byte_count, transfers_->copy_stream());
     const auto machine = machine_.lock();
     if (shape_.mode == FetchMode::addressed) return machine->copied_all(action.slot);
     machine->copied(action.ticket);

@@ -16,7 +16,7 @@ class BlockPipeline<Backend, Loop, Rules>::Lease {
       : pass_{std::exchange(other.pass_, nullptr)},
         visit_{other.visit_},
         bytes_{other.bytes_},
-        begin_{other.begin_},
+        begin_{std::move(other.begin_)},
         discarded_{other.discarded_} {
     if (pass_ != nullptr) pass_->lease_ = this;
   }
@@ -35,14 +35,14 @@ class BlockPipeline<Backend, Loop, Rules>::Lease {
 
  private:
   friend class Pass;
-  Lease(Pass& pass, PlannedVisit visit, std::span<std::byte> bytes, Nanoseconds begin)
-      : pass_{&pass}, visit_{visit}, bytes_{bytes}, begin_{begin} {
+  Lease(Pass& pass, PlannedVisit visit, std::span<std::byte> bytes, TraceBegin begin)
+      : pass_{&pass}, visit_{visit}, bytes_{bytes}, begin_{std::move(begin)} {
     pass.lease_ = this;
   }
   Pass* pass_;  ///< null: moved from, or ended with the pass
   PlannedVisit visit_;
   std::span<std::byte> bytes_;
-  Nanoseconds begin_;
+  TraceBegin begin_;
   bool discarded_ = false;
 };
 
@@ -81,9 +81,9 @@ class BlockPipeline<Backend, Loop, Rules>::Pass {
     const PlannedVisit visit = visits_[index];
     next_ = visits_.size();  // a pass ends with its first failure
     const std::span<std::byte> bytes = pipeline_->begin_visit(visit, *compute_);
-    const Nanoseconds begin = pipeline_->trace_.begin();  // what was waited for is not computing
+    auto begin = pipeline_->trace_.begin_on(*compute_);  // what was waited for is not computing
     next_ = index + 1;
-    return Lease{*this, visit, bytes, begin};
+    return Lease{*this, visit, bytes, std::move(begin)};
   }
 
  private:
@@ -92,16 +92,16 @@ class BlockPipeline<Backend, Loop, Rules>::Pass {
   Pass(BlockPipeline& pipeline, std::vector<PlannedVisit> visits, Stream& compute)
       : pipeline_{&pipeline}, visits_{std::move(visits)}, compute_{&compute} {}
 
-  void release(const Lease& lease) noexcept {
+  void release(Lease& lease) noexcept {
     lease_ = nullptr;
     if (lease.discarded_) next_ = visits_.size();  // what it planned with is gone
     if constexpr (!Rules::release_always) {
       if (std::uncaught_exceptions() > 0) return;
     }
-    pipeline_->trace_.end("compute", Lane::compute, lease.part(), lease.begin_,
-                          lease.bytes_.size());
-    if (pipeline_->finisher_) return;  // released when it was finished
     try {
+      pipeline_->trace_.end_on("compute", Lane::compute, lease.part(), std::move(lease.begin_),
+                               lease.bytes_.size(), *compute_);
+      if (pipeline_->finisher_) return;  // released when it was finished
       pipeline_->end_visit(lease.visit_, *compute_, lease.discarded_);
     } catch (...) {
       pipeline_->driver_.machine().failed_with(std::current_exception());

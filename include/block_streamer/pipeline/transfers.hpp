@@ -66,6 +66,8 @@ class Transfers {
   [[nodiscard]] std::span<std::byte> staging() const noexcept {
     return staging_ ? staging_->bytes() : std::span<std::byte>{};
   }
+  /// @brief Where copies to the slots are enqueued.
+  [[nodiscard]] Stream& copy_stream() noexcept { return copy_; }
   [[nodiscard]] std::uint64_t staging_byte_count() const noexcept {
     return staging_ ? staging_->byte_count() : 0;
   }

@@ -107,6 +107,11 @@ class PerfettoWriter {
     const std::scoped_lock lock{mutex_};
     return events_.size();
   }
+  /// @brief A copy of what was recorded so far, in the order of its arrival.
+  [[nodiscard]] std::vector<TraceEvent> events() const {
+    const std::scoped_lock lock{mutex_};
+    return events_;
+  }
   [[nodiscard]] std::uint64_t dropped() const noexcept {
     const std::scoped_lock lock{mutex_};
     return dropped_;
