@@ -137,6 +137,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   text/unicode.hpp
   text/utf8.hpp
   text/vocabulary.hpp
+  trace/lane_overlap.hpp
   trace/perfetto_writer.hpp
   trace/residency_history.hpp
   trace/residency_observer.hpp
@@ -168,6 +169,7 @@ set(BLOCK_STREAMER_IO_HEADERS
   pipeline/arena.hpp
   pipeline/block_pipeline.hpp
   pipeline/copy_out.hpp
+  pipeline/device_spans.hpp
   pipeline/failure.hpp
   pipeline/fetch_driver.hpp
   pipeline/fetch_inbox.hpp
