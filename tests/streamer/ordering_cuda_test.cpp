@@ -144,12 +144,9 @@ TEST_CASE("cuda: the timeline tells the device's own time, on the host's clock")
     const bs::Nanoseconds after = clock.now();
     const auto events = writer.events();
     std::map<bs::BlockId, bs::TraceEvent> computed;
-    std::map<bs::BlockId, bs::Nanoseconds> there;  // when a block's last byte was
     std::size_t enqueued = 0;
     for (const auto& event : events) {
       if (event.lane == bs::Lane::compute) computed[event.part.block] = event;
-      if (event.lane == bs::Lane::copy_in)
-        there[event.part.block] = std::max(there[event.part.block], event.end);
       if (event.lane == bs::Lane::caller) ++enqueued;
       if (event.lane == bs::Lane::storage) continue;
       CHECK(event.begin >= before);
@@ -166,8 +163,14 @@ TEST_CASE("cuda: the timeline tells the device's own time, on the host's clock")
       CHECK(event.end - event.begin > std::chrono::microseconds{500});
       CHECK(event.begin >= last);
       last = event.end;
-      // Anchors of the two streams differ a little.
-      CHECK(there[block] < event.end - std::chrono::microseconds{400});
+      int copies = 0;  // for this visit: those for the next pass begin after it
+      for (const auto& copy : events) {
+        if (copy.lane != bs::Lane::copy_in || copy.part.block != block) continue;
+        if (copy.begin > event.begin) continue;
+        ++copies;
+        CHECK(copy.end < event.begin + std::chrono::microseconds{100});  // anchors differ a little
+      }
+      CHECK(copies > 0);
     }
     const auto overlap = bs::overlap_of(events, bs::Lane::copy_in, bs::Lane::compute);
     CHECK(overlap.second > std::chrono::microseconds{500} * blocks.size());
