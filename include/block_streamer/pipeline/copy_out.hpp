@@ -5,6 +5,7 @@
 #include <block_streamer/core/config.hpp>
 #include <block_streamer/device/execution_backend.hpp>
 #include <block_streamer/os/huge_pages.hpp>
+#include <block_streamer/pipeline/span_trace.hpp>
 
 #include <array>
 #include <cstddef>
@@ -52,7 +53,9 @@ class CopyOut {
 
   /// @param byte_count  of one place. @param computes_on_host  kernels run on the visitor's thread.
   /// @throws DeviceError, StorageError if the memory cannot be had.
-  CopyOut(Backend& backend, std::uint64_t byte_count, bool computes_on_host)
+  /// @param trace  is told of the copies.
+  CopyOut(Backend& backend, std::uint64_t byte_count, bool computes_on_host,
+          TraceSinkRef trace = {})
       : backend_{backend},
         stride_{round_up(byte_count, tensor_alignment)},
         computes_on_host_{computes_on_host},
@@ -60,7 +63,10 @@ class CopyOut {
         host_{backend, place_count * stride_},
         stream_{backend.make_stream()},
         filled_{backend.make_event(), backend.make_event()},
-        emptied_{backend.make_event(), backend.make_event()} {}
+        emptied_{backend.make_event(), backend.make_event()},
+        trace_{backend_, trace} {}
+  CopyOut(const CopyOut&) = delete;  // the trace points to its backend
+  CopyOut& operator=(const CopyOut&) = delete;
 
   [[nodiscard]] std::uint64_t device_byte_count() const noexcept { return place_count * stride_; }
   [[nodiscard]] std::uint64_t place_byte_count() const noexcept { return stride_; }
@@ -84,11 +90,17 @@ class CopyOut {
     touch(device_place(place), Access::write, compute);
   }
   /// @brief Copies what was filled in on `compute`. Host targets stay untouched until wait().
-  void send(std::uint32_t place, std::span<const Piece> pieces, Stream& compute) {
+  /// @param part  what it belongs to, for the trace.
+  void send(std::uint32_t place, std::span<const Piece> pieces, Stream& compute, PartId part = {}) {
     backend_.record(filled_[place], compute);
     backend_.wait(stream_, filled_[place]);
-    for (const Piece& piece : pieces)
+    auto begin = trace_.begin_on(stream_);
+    std::uint64_t byte_count = 0;
+    for (const Piece& piece : pieces) {
       backend_.copy_async(piece.to, piece.from, CopyDirection::device_to_host, stream_);
+      byte_count += piece.to.size();
+    }
+    trace_.end_on("copy", Lane::copy_out, part, std::move(begin), byte_count, stream_);
     backend_.record(emptied_[place], stream_);
     sent_[place] = true;
   }
@@ -98,6 +110,7 @@ class CopyOut {
   }
   void wait_all() {
     for (std::uint32_t place = 0; place < place_count; ++place) wait(place);
+    trace_.drain();
   }
 
  private:
@@ -114,6 +127,7 @@ class CopyOut {
   Stream stream_;
   std::array<typename Backend::Event, place_count> filled_, emptied_;
   std::array<bool, place_count> sent_{};
+  SpanTrace<Backend> trace_;
 };
 
 }  // namespace block_streamer::inline v1

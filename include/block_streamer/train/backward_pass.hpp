@@ -145,12 +145,8 @@ struct BackwardPath {
   void take(std::size_t batch, PulledGradients& pulled) {
     const c10::NoGradGuard no_grad;
     gradients[batch] = {std::move(pulled.input)};
-    for (std::size_t i = 0; i < pulled.context.size(); ++i) {
-      at::Tensor& gradient = pulled.context[i];
-      if (!gradient.defined()) continue;
-      const at::ScalarType type = gradient.scalar_type();
-      of_contexts[batch][i].add(std::move(gradient), type);
-    }
+    for (std::size_t i = 0; i < pulled.context.size(); ++i)
+      of_contexts[batch][i].add(std::move(pulled.context[i]));
   }
   [[nodiscard]] PassGradients at_the_end() {
     PassGradients result;

@@ -41,12 +41,8 @@ class BlockGradients {
     for (std::size_t i = 0; i < trained_.size(); ++i) {
       trained_[i].add(std::move(pulled.trained[i]), (*masters)[masters_[i]].tensor.scalar_type());
     }
-    for (std::size_t i = 0; i < adapters_.size(); ++i) {
-      at::Tensor& gradient = pulled.adapters[i];
-      if (!gradient.defined()) continue;
-      const at::ScalarType type = gradient.scalar_type();
-      adapters_[i].add(std::move(gradient), type);
-    }
+    for (std::size_t i = 0; i < adapters_.size(); ++i)
+      adapters_[i].add(std::move(pulled.adapters[i]));
   }
 
   /// @brief Something was added.

@@ -38,8 +38,13 @@ class GradientExit {
  public:
   using Stream = typename Backend::Stream;
 
-  GradientExit(Backend& backend, std::shared_ptr<const Masters> masters, bool computes_on_host)
-      : backend_{backend}, masters_{std::move(masters)}, computes_on_host_{computes_on_host} {}
+  /// @param trace  is told of the copies out.
+  GradientExit(Backend& backend, std::shared_ptr<const Masters> masters, bool computes_on_host,
+               TraceSinkRef trace = {})
+      : backend_{backend},
+        masters_{std::move(masters)},
+        computes_on_host_{computes_on_host},
+        trace_{trace} {}
   GradientExit(const GradientExit&) = delete;
   GradientExit& operator=(const GradientExit&) = delete;
   ~GradientExit() { abandon(); }
@@ -72,6 +77,7 @@ class GradientExit {
   /// @brief Waits for what is on its way, and hands it over.
   void settle(GradientLedger& ledger) {
     settle_until(ledger, 0);
+    if (out_) out_->wait_all();
     ledger.complete_all();
   }
   /// @brief After a failure: nothing reads or writes the places any more, what they held is lost.
@@ -117,7 +123,7 @@ class GradientExit {
   std::uint64_t ship(GradientLedger& ledger, BlockId block, std::span<const std::uint32_t> masters,
                      std::span<const at::Tensor> gradients, std::vector<at::Tensor> of_adapters,
                      Stream& compute) {
-    if (!out_) out_.emplace(backend_, largest_block(), computes_on_host_);
+    if (!out_) out_.emplace(backend_, largest_block(), computes_on_host_, trace_);
     Shipment shipment{block, next_place_, {}, std::move(of_adapters)};
     next_place_ = (next_place_ + 1) % CopyOut<Backend>::place_count;
     free_place(ledger, shipment.place);
@@ -137,7 +143,7 @@ class GradientExit {
       sent += byte_count;
       shipment.pieces.push_back(std::move(piece));
     }
-    out_->send(shipment.place, copies, compute);
+    out_->send(shipment.place, copies, compute, {block});
     shipments_.push_back(std::move(shipment));
     return sent;
   }
@@ -207,6 +213,7 @@ class GradientExit {
   Backend backend_;
   std::shared_ptr<const Masters> masters_;
   bool computes_on_host_;
+  TraceSinkRef trace_;
   std::optional<CopyOut<Backend>> out_;
   GradientHome<Backend> home_;
   std::deque<Shipment> shipments_;  ///< on their way, oldest first

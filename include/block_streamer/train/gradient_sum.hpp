@@ -24,6 +24,12 @@ class GradientSum {
       own_ = true;
     }
   }
+  /// @brief The sum of several is taken in their own type.
+  void add(at::Tensor gradient) {
+    if (!gradient.defined()) return;
+    const at::ScalarType type = gradient.scalar_type();  // before it is moved from
+    add(std::move(gradient), type);
+  }
   /// @brief Undefined if nothing was added.
   [[nodiscard]] at::Tensor take() noexcept {
     own_ = false;

@@ -74,7 +74,7 @@ class StreamedRun {
         masters_{std::move(masters)},
         watch_{masters_, updates != nullptr},
         updates_{std::move(updates)},
-        exit_{backend_, masters_, StreamBridge<Backend>::computes_on_host},
+        exit_{backend_, masters_, StreamBridge<Backend>::computes_on_host, options_.trace},
         activations_{backend_, options_.activations, StreamBridge<Backend>::computes_on_host} {
     expects(storage.block_count() == blocks_.size(),
             "the storage has as many blocks as the list (" + std::to_string(storage.block_count()) +
