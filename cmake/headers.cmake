@@ -104,6 +104,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   plan/pass_plan.hpp
   plan/pass_timeline.hpp
   plan/read_plan.hpp
+  plan/repeated_plan.hpp
   plan/residency_planner.hpp
   plan/retention.hpp
   plan/retention_model.hpp
@@ -180,6 +181,7 @@ set(BLOCK_STREAMER_IO_HEADERS
   pipeline/ordering_rules.hpp
   pipeline/pass.hpp
   pipeline/pipeline_shape.hpp
+  pipeline/recorded_pass.hpp
   pipeline/shared_machine.hpp
   pipeline/slot.hpp
   pipeline/slot_table.hpp
@@ -239,6 +241,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block/block_result.hpp
   block/bound_blocks.hpp
   block/context_tensors.hpp
+  block/device_graph.hpp
   block/dtype_finisher.hpp
   block/function_block.hpp
   block/gradient_node.hpp
@@ -251,6 +254,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block/no_context.hpp
   block/projection.hpp
   block/projection_node.hpp
+  block/replayable_context.hpp
   block/resident_forward.hpp
   block/split_products.hpp
   block/step_updates.hpp
@@ -263,6 +267,8 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block/weight_binding.hpp
   block/weights.hpp
   block_streamer.hpp
+  capture/captured_forward.hpp
+  capture/captured_pass.hpp
   finetune/evaluation.hpp
   finetune/loss_over_tokens.hpp
   finetune/loss_plot.hpp
@@ -353,4 +359,5 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   train/streamed_run.hpp
   train/token_loss.hpp)
 set(BLOCK_STREAMER_TORCH_CUDA_HEADERS
+  block/device_graph_cuda.hpp
   block/stream_bridge_cuda.hpp)

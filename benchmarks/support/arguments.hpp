@@ -1,13 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <cstdlib>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace block_streamer_benchmarks {
+
+/// @brief Numbers with something between them: "128,2048", "8x2048".
+[[nodiscard]] inline std::vector<std::int64_t> numbers_in(const std::string& text, char separator) {
+  std::vector<std::int64_t> numbers;
+  std::istringstream in{text};
+  for (std::string word; std::getline(in, word, separator);) numbers.push_back(std::stoll(word));
+  return numbers;
+}
 
 /// @brief The benchmark's own options, taken out of the command line before Google Benchmark sees
 /// it: "--name", "--name value" or "--name=value".

@@ -6,19 +6,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <sstream>
 #include <string>
 #include <vector>
 
 namespace block_streamer_benchmarks {
-
-/// @brief Numbers with something between them: "128,2048", "8x2048".
-[[nodiscard]] inline std::vector<std::int64_t> numbers_in(const std::string& text, char separator) {
-  std::vector<std::int64_t> numbers;
-  std::istringstream in{text};
-  for (std::string word; std::getline(in, word, separator);) numbers.push_back(std::stoll(word));
-  return numbers;
-}
 
 struct TrainingStepOptions {
   explicit TrainingStepOptions(Arguments& arguments)

@@ -60,6 +60,8 @@ void add_evaluate_command(CLI::App& program, Action& action) {
       ->transform(whole_number(2, std::uint64_t{1} << 31))
       ->type_name("T")
       ->capture_default_str();
+  app->add_flag("--graph", options.graph,
+                "records passes of one shape in a CUDA graph and replays them (--storage ram)");
   app->footer(
       "Example:\n  block-streamer evaluate --model models/SmolLM2-135M-Instruct --data "
       "examples/data/genesis-held-out.txt --seq-len 256");

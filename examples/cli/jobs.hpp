@@ -104,6 +104,7 @@ struct EvaluateOptions {
   std::filesystem::path data;
   std::vector<std::filesystem::path> adapters;  ///< empty: none; several: their sum
   std::uint64_t seq_len = 512;
+  bool graph = false;  ///< passes of one shape are recorded once and replayed
 };
 
 struct EvaluateJob {

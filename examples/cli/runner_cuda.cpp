@@ -2,6 +2,7 @@
 #include "full_runner.hpp"
 #include "runner.hpp"
 
+#include <block_streamer/block/device_graph_cuda.hpp>
 #include <block_streamer/block/stream_bridge_cuda.hpp>
 #include <block_streamer/device/cuda_backend.hpp>
 #include <block_streamer/device/metered_backend.hpp>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/capture/captured_forward.hpp>
 #include <block_streamer/optim/external_optimizer.hpp>
 #include <block_streamer/optim/no_optimizer.hpp>
 #include <block_streamer/optim/optimizer_policy.hpp>
@@ -111,6 +112,20 @@ class Streamer {
     return std::move(results_of(forward_pass<Run>(*run_, {{input}, {&context, 1}}, nullptr,
                                                   /*training=*/false, observer))
                          .front());
+  }
+
+  /// @brief Forwards in evaluation mode that are recorded in a graph of the device, copies
+  /// included, and replayed. Needs block/device_graph_cuda.hpp for a CUDA backend.
+  /// @param context  what the blocks get where a forward of it names no other.
+  /// @throws UnsupportedError saying why: the storage is not in page-locked memory as a whole, or
+  /// the device has no graphs.
+  [[nodiscard]] CapturedForward<Block, Backend> capture(Context context,
+                                                        CaptureOptions options = {}) {
+    return {run_, std::move(context), options};
+  }
+  [[nodiscard]] CapturedForward<Block, Backend> capture(
+      CaptureOptions options = {}) requires std::default_initializable<Context> {
+    return {run_, Context{}, options};
   }
 
   Streamer& train(bool training = true) noexcept {

@@ -90,6 +90,20 @@ class CudaTest(unittest.TestCase):
             losses = self.of_each_way(loss)
             self.assertEqual(len(set(losses.values())), 1, losses)
 
+    def test_recorded_passes_give_the_same_loss(self):
+        for model in self.models:
+            options = ["--data", self.data, "--seq-len", "48", "--storage", "ram"]
+            block = str(3 * self.block_bytes())
+            losses = [self.ok("evaluate", model, *options, *more)[0]
+                      for more in ([], ["--graph"], ["--graph", "--device-budget", block], ["--graph", "--resident", "none"])]  # fmt: skip
+            self.assertEqual(len(set(losses)), 1, losses)
+
+    def test_passes_over_files_are_not_recorded(self):
+        code, _, err = run("evaluate", "--model", self.models["tied"], "--device", "cuda", "--data", self.data,
+                           "--seq-len", "48", "--storage", "file", "--graph")  # fmt: skip
+        self.assertEqual(code, 1, err)
+        self.assertIn("a graph cannot wait for reads", err)
+
     def test_finetuning_gives_the_same_adapter(self):
         for model in self.models:
             def adapter(way):

@@ -14,7 +14,7 @@ import sys
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DOCUMENTS = ["README.md", "docs/concepts.md", "docs/training.md"]
+DOCUMENTS = ["README.md", "docs/concepts.md", "docs/graphs.md", "docs/training.md"]
 SNIPPET = re.compile(r"(?:<!-- (?P<source>\S+): (?P<mark>\S+) -->\n)?```cpp\n(?P<text>.*?)```", re.S)
 
 

@@ -23,7 +23,7 @@ RANKS = {
     "simulation": 5, "testing": 5,
     "block": 6,
     "layers": 7, "optim": 7, "lora": 7, "train": 7,
-    "models": 8,
+    "models": 8, "capture": 8,
     "generate": 10, "finetune": 10, "planner": 10,
 }  # fmt: skip
 TOP_RANKS = {"streamer.hpp": 9, "block_streamer.hpp": 11}
@@ -38,7 +38,7 @@ THIRD_PARTY = [
     (r"(cuda|nvrtc|nvToolsExt|nvtx3|driver_types|vector_types)", r"(device/cuda_\w+|block/\w*cuda\w*)\.hpp$", "belongs in device/cuda_*.hpp"),
     (r"torch/csrc/autograd/", r"train/|block/gradient_node\.hpp", "belongs in train/ or block/gradient_node.hpp: autograd's headers are slow"),
     (r"torch/nn", r"(block/module_block|lora/lora_linear)\.hpp$", "belongs in block/module_block.hpp and lora/lora_linear.hpp"),
-    (r"(ATen|c10|torch)/", r"(block|layers|optim|lora|models|train|generate|finetune|[a-z_]+\.hpp)", "needs LibTorch: rank 6 and above only"),
+    (r"(ATen|c10|torch)/", r"(block|layers|optim|lora|models|capture|train|generate|finetune|[a-z_]+\.hpp)", "needs LibTorch: rank 6 and above only"),
     (r"boost/", r"(io|storage)/", "belongs in io/ and storage/"),
     (r"(nlohmann/|pcre2\.h$|utf8proc\.h$)", r"(text|checkpoint)/", "belongs in text/ and checkpoint/"),
     (r"(sys/|linux/|unistd\.h$|fcntl\.h$|poll\.h$|liburing|windows\.h$|winioctl\.h$|psapi\.h$)", r"(os|io)/", "is the operating system's: belongs in os/ and io/"),

@@ -215,3 +215,21 @@ TEST_CASE("s11 changing the input after a forward whose blocks return it") {
   streamer.close();
   CHECK(streamer.eval().forward(x.detach(), context).defined());
 }
+
+TEST_CASE("s12 passes on the host are not recorded, and it is said why") {
+  const ToyModel model;
+  for (const auto mode : {bs::HostMode::attached, bs::HostMode::detached}) {
+    auto streamer = make(model, mode, "ram");
+    ToyContext context;
+    const auto x = support::toy_input();
+    const auto expected = streamer.forward(x, context);
+    try {
+      (void)streamer.capture();
+      FAIL("it was recorded");
+    } catch (const bs::UnsupportedError& error) {
+      CHECK(std::string{error.what()} ==
+            "passes on cpu cannot be recorded in a graph: the device has none");
+    }
+    CHECK(same_bits(streamer.forward(x, context), expected));
+  }
+}

@@ -2,6 +2,7 @@
 // Full training on a CUDA device. Skips, saying why, where there is none.
 #include "mlps.hpp"
 
+#include <block_streamer/block/device_graph_cuda.hpp>
 #include <block_streamer/block/stream_bridge_cuda.hpp>
 #include <block_streamer/device/checked_backend.hpp>
 #include <block_streamer/device/host_edges.hpp>
@@ -500,4 +501,34 @@ TEST_CASE("cuda: b100 a backward on another thread replays both generators and d
   CHECK(support::same_bits(then.first, after.first));
   CHECK(support::same_bits(then.second, after.second));
   CHECK(same_gradients(weights, reference));
+}
+
+TEST_CASE("captured: the modules' own weights are read anew by every replay") {
+  if (!support::cuda_usable()) return;
+  const auto modules = support::make_mlps();
+  for (const bool cached : {false, true}) {
+    auto blocks = support::blocks_of(modules);
+    auto storage = bs::ram_storage_of(blocks);
+    bs::Streamer streamer{std::move(blocks), std::move(storage), bs::CudaBackend{0},
+                          support::train_options(1, cached)};
+    const at::Tensor x = support::batch().to(cuda);
+    auto captured = streamer.capture();
+    const auto forward = [&] {
+      const c10::NoGradGuard no_grad;
+      return streamer.forward(x).cpu();
+    };
+    at::Tensor before = captured.forward(x).cpu();
+    CHECK(support::same_bits(before, forward()));
+    for (int step = 0; step < 3; ++step) {
+      {
+        const c10::NoGradGuard no_grad;
+        for (at::Tensor& p : streamer.parameters()) p.mul_(1.25);
+      }
+      const at::Tensor now = captured.forward(x).cpu();
+      CHECK_FALSE(support::same_bits(now, before));
+      CHECK(support::same_bits(now, forward()));
+      before = now;
+    }
+    CHECK(captured.recorded_count() == 1);
+  }
 }

@@ -48,11 +48,13 @@ class EvaluationMode {
 /// first token is never scored.
 /// @param batch      rows that share a pass.
 /// @param after_each called with the rows done so far; return false to stop early.
+/// @param forward    `(hidden, context)`, in place of the streamer's: a CapturedForward's, say.
 /// @pre some token is scored.
-template <class Model, class Streamer>
+template <class Model, class Streamer, class Forward>
 [[nodiscard]] Evaluation evaluate_rows(const Model& model, Streamer& streamer,
                                        std::span<const TextRow> rows, std::size_t batch,
-                                       const std::function<bool(std::size_t)>& after_each = {}) {
+                                       const std::function<bool(std::size_t)>& after_each,
+                                       Forward&& forward) {
   const detail::EvaluationMode<Streamer> evaluating{streamer};
   const c10::NoGradGuard no_grad;
   Evaluation result;
@@ -63,7 +65,7 @@ template <class Model, class Streamer>
     const auto some = std::span{numbers}.subspan(begin, std::min(batch, rows.size() - begin));
     const RowBatch together = make_row_batch(rows, some);
     auto context = model.context(together.ids, {.sequences = together.sequences});
-    const at::Tensor hidden = streamer.forward(model.embed(together.ids), context);  // (B,T,C)
+    const at::Tensor hidden = forward(model.embed(together.ids), context);  // (B,T,C)
     total.add(loss_over_tokens(model, hidden, token_targets(together.ids, together.trained)));
     result.tokens += together.tokens;
     if (after_each && !after_each(begin + some.size())) break;
@@ -71,6 +73,15 @@ template <class Model, class Streamer>
   result.mean_loss = total.mean();
   result.scored = total.count();
   return result;
+}
+/// @brief The same with the streamer's own forwards.
+template <class Model, class Streamer>
+[[nodiscard]] Evaluation evaluate_rows(const Model& model, Streamer& streamer,
+                                       std::span<const TextRow> rows, std::size_t batch,
+                                       const std::function<bool(std::size_t)>& after_each = {}) {
+  return evaluate_rows(
+      model, streamer, rows, batch, after_each,
+      [&](const at::Tensor& hidden, auto& context) { return streamer.forward(hidden, context); });
 }
 
 }  // namespace block_streamer::inline v1

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/block/replayable_context.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/core/expects.hpp>
 #include <block_streamer/layers/attention.hpp>
@@ -37,7 +38,30 @@ struct TokenChunk {
 struct DecoderContext {
   std::vector<TokenChunk> chunks;  ///< cover the tokens of the pass in order
   KvCache* cache = nullptr;        ///< outlives the context
+
+  /// @brief What a recorded pass takes from the context at hand: @see replayable_context.
+  [[nodiscard]] std::vector<at::Tensor*> replayed() {
+    std::vector<at::Tensor*> tensors;
+    for (TokenChunk& chunk : chunks) {
+      AttentionTokens& attention = chunk.attention;
+      tensors.insert(tensors.end(),
+                     {&attention.rotary.cos, &attention.rotary.sin, &attention.mask});
+    }
+    return tensors;
+  }
+  /// @brief False with a KV cache: each pass reads and writes other places of it.
+  [[nodiscard]] bool replays_as(const DecoderContext& other) const {
+    return cache == nullptr && other.cache == nullptr &&
+           std::equal(chunks.begin(), chunks.end(), other.chunks.begin(), other.chunks.end(),
+                      [](const TokenChunk& a, const TokenChunk& b) {
+                        return a.begin == b.begin && a.count == b.count &&
+                               a.attention.past == b.attention.past &&
+                               a.attention.causal == b.attention.causal &&
+                               a.attention.packed.lengths == b.attention.packed.lengths;
+                      });
+  }
 };
+static_assert(replayable_context<DecoderContext>);
 
 /// How a pass is laid out.
 struct ContextOptions {

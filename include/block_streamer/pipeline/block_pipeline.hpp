@@ -15,6 +15,7 @@
 #include <block_streamer/pipeline/span_trace.hpp>
 #include <block_streamer/pipeline/transfers.hpp>
 #include <block_streamer/plan/pass_plan.hpp>
+#include <block_streamer/plan/repeated_plan.hpp>
 #include <block_streamer/plan/residency_planner.hpp>
 #include <block_streamer/plan/visit_order.hpp>
 #include <block_streamer/storage/any_storage.hpp>
@@ -28,6 +29,7 @@
 #include <exception>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -90,14 +92,34 @@ class BlockPipeline {
     {
       const auto locked = machine.lock();
       plan = planner_.plan(order, hint, locked->expected());
-      locked->begin_pass(plan,
-                         [this](PartId part) -> const ReadPlan& { return shape_.reads_of(part); });
+      locked->begin_pass(plan, reads());
       pass_running_ = true;
     }
     Pass pass{*this, std::move(plan.visits), compute};
     driver_.progress();
     return pass;
   }
+
+  // ---- passes that a graph of the device does again and again; defined in recorded_pass.hpp
+  /// @brief Why a pass cannot be recorded in a graph of the device; empty if it can.
+  [[nodiscard]] std::string why_not_recorded() const;
+  /// @brief Makes everything ready for a recording: what the plan keeps is brought to its slots.
+  /// Waits until nothing is in flight. @returns what the recorded pass does.
+  [[nodiscard]] RepeatedPlan prepare_recording(std::span<const PartId> order, Stream& compute);
+  /// @brief Begins the pass that is recorded: a pass like any other, whose operations on the device
+  /// are recorded and not done. @pre prepare_recording() made the plan; nothing came between.
+  [[nodiscard]] Pass begin_recording(const RepeatedPlan& plan, Stream& compute);
+  /// @brief After the recording, well or not: nothing that it would have copied is resident, and
+  /// nothing of it counts. @param failed  what was kept is not trusted either.
+  void end_recording(const RepeatedPlan& plan, bool failed);
+  /// @brief Does the recorded pass: `launch` enqueues the graph on `compute`, after everything that
+  /// is in flight and before every later pass; statistics, history and observer see a pass. What
+  /// the plan keeps is brought back first where it is not there any more.
+  /// @pre opened() is what it was at the recording.
+  template <class Launch>
+  void replay(const RepeatedPlan& plan, Stream& compute, Launch&& launch);
+  /// @brief How often device memory was taken: while it stays the same, slots keep their addresses.
+  [[nodiscard]] std::uint64_t opened() const noexcept { return driver_.opened(); }
 
   /// @brief Waits until nothing is in flight, and where the timeline tells device time, until the
   /// device is past all of it. Prefetched blocks stay resident.
@@ -154,6 +176,11 @@ class BlockPipeline {
  private:
   using Machine = SharedMachine<Backend, Loop, Rules>;
   using TraceBegin = typename SpanTrace<Backend>::Begin;
+
+  [[nodiscard]] auto reads() const noexcept {
+    return [this](PartId part) -> const ReadPlan& { return shape_.reads_of(part); };
+  }
+  void hold(const SlotContents& kept, Stream& compute);
 
   // ---- finisher
   [[nodiscard]] std::vector<std::uint64_t> bound_sizes(const Finisher<Backend>* finisher) const {
@@ -258,6 +285,7 @@ class BlockPipeline {
   ResidencyPlanner planner_;  // the visitor's
   SpanTrace<Backend> trace_;
   bool pass_running_ = false;                 // the visitor's
+  Statistics before_recording_;               // the visitor's
   FetchDriver<Backend, Loop, Rules> driver_;  // last: its destructor waits for what uses the rest
 };
 

@@ -70,6 +70,7 @@ class FetchDriver {
     if (transfers_) return;
     transfers_.emplace(backend_, shape_.transfer);
     if (!transfers_->staging().empty()) storage_.prepare(transfers_->staging());
+    ++opened_;
     machine_.lock()->slots.statistics.bound_bytes = transfers_->bound().size();
   }
   /// @brief Waits until nothing is in flight.
@@ -90,7 +91,11 @@ class FetchDriver {
     machine->slots.statistics.bound_bytes = 0;
     transfers_.reset();
   }
+  /// @brief Whether copies leave no spans of device time: they are recorded, not done.
+  void pause_trace(bool on) noexcept { trace_.pause(on); }
   [[nodiscard]] bool is_open() const noexcept { return transfers_.has_value(); }
+  /// @brief How often memory was taken: while it stays the same, addresses do.
+  [[nodiscard]] std::uint64_t opened() const noexcept { return opened_; }
   [[nodiscard]] std::uint64_t staging_byte_count() const noexcept {
     return transfers_ ? transfers_->staging_byte_count() : 0;
   }
@@ -213,6 +218,7 @@ class FetchDriver {
   const PipelineShape& shape_;
   SpanTrace<Backend> trace_;
   std::optional<Transfers<Backend>> transfers_;
+  std::uint64_t opened_ = 0;
   Machine machine_;
   std::vector<Nanoseconds> read_begin_;  ///< per ticket; written before the read, read after it
 };

@@ -169,6 +169,29 @@ class FetchMachine {
       if (held && std::ranges::find(parts, *held) != parts.end()) slots.clear(s, epoch_);
     }
   }
+  /// @brief Empties every slot but those that hold what they are to keep. @pre idle(), no visit
+  /// runs.
+  void keep_only(const SlotContents& kept) {
+    for (std::uint32_t s = 0; s < slots.all().size(); ++s) {
+      if (slots[s].part && slots[s].part != kept[s]) slots.clear(s, epoch_);
+    }
+  }
+  /// @brief A whole pass whose copies and visits were issued elsewhere, in the order of the plan.
+  /// @pre mode addressed, idle(), what the plan begins with is there.
+  template <class ReadsOf>
+  void follow(const PassPlan& plan, ReadsOf&& reads_of) {
+    begin_pass(plan, reads_of);
+    const auto copy = [this] {
+      while (const auto action = next_copy_all()) copied_all(action->slot);
+    };
+    copy();
+    for (const PlannedVisit& visit : plan.visits) {
+      lease(visit);
+      release(visit);
+      copy();
+    }
+    end_pass();
+  }
   /// @brief Empties every slot. @pre quiet(), no visit runs.
   void evict_all() {
     queue_.clear();

@@ -6,6 +6,7 @@
 #include <block_streamer/pipeline/fetch_machine.hpp>
 #include <block_streamer/pipeline/staging_ring.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -42,7 +43,9 @@ class Transfers {
         arena_{backend, shape.slot_byte_counts, shape.bound_byte_count},
         copy_{backend.make_stream()},
         forks_{backend.make_event(), backend.make_event()},
-        pass_end_{backend.make_event()} {
+        pass_end_{backend.make_event()},
+        joined_{backend.make_event()},
+        copied_(shape.slot_count, false) {
     if (shape.chunk_byte_count > 0) {
       staging_.emplace(backend, shape.ticket_count, shape.chunk_byte_count);
       for (std::uint32_t i = 0; i < shape.ticket_count; ++i)
@@ -75,7 +78,8 @@ class Transfers {
   /// @brief The pass may use what earlier passes computed with, and none of its own copies
   /// overwrites anything before they did.
   void begin_pass(Stream& compute, std::uint64_t epoch) {
-    if (pass_ended_) backend_.wait(compute, pass_end_);  // the caller may have changed streams
+    // The caller may have changed streams.
+    if (pass_ended_ && !recording_) backend_.wait(compute, pass_end_);
     backend_.record(fork_of(epoch), compute);
   }
   void end_pass(Stream& compute) {
@@ -83,7 +87,10 @@ class Transfers {
     pass_ended_ = true;
   }
 
-  void wait_ready(Stream& compute, std::uint32_t slot) { backend_.wait(compute, ready_[slot]); }
+  void wait_ready(Stream& compute, std::uint32_t slot) {
+    if (recording_ && !copied_[slot]) return;  // there before, and not to be waited for in a graph
+    backend_.wait(compute, ready_[slot]);
+  }
   void synchronize_ready(std::uint32_t slot) { backend_.synchronize(ready_[slot]); }
   void record_release(Stream& compute, std::uint32_t slot) {
     backend_.record(released_[slot], compute);
@@ -108,7 +115,32 @@ class Transfers {
       copy_pieces(action, chunk, image.subspan(chunk.image.offset, chunk.image.byte_count));
     }
     backend_.record(ready_[action.slot], copy_);
+    copied_[action.slot] = true;
   }
+
+  // ---- recording a pass into a graph of the device
+  /// @brief Until end_recording(), everything that is enqueued is recorded and not done: what was
+  /// before is not waited for. @pre everything issued so far has been passed.
+  void begin_recording() {
+    recording_ = true;
+    copied_.assign(copied_.size(), false);
+  }
+  /// @brief Events that were recorded in a graph mean nothing outside of it: others take their
+  /// place.
+  void end_recording() {
+    recording_ = false;
+    pass_ended_ = false;
+    for (Event& ready : ready_) backend_.record(ready, copy_);
+  }
+  /// @brief `compute` comes after everything issued so far.
+  void join(Stream& compute) {
+    if (pass_ended_) backend_.wait(compute, pass_end_);
+    if (std::find(copied_.begin(), copied_.end(), true) == copied_.end()) return;
+    backend_.record(joined_, copy_);
+    backend_.wait(compute, joined_);
+    copied_.assign(copied_.size(), false);
+  }
+
   /// @brief Waits on the host until every copy issued so far has been passed. The enqueuing
   /// thread's.
   void wait_for_copies() {
@@ -146,10 +178,13 @@ class Transfers {
   Stream copy_;
   std::array<Event, 2> forks_;  ///< of two passes: everything before was computed
   Event pass_end_;
+  Event joined_;                 ///< the copies that a graph comes after
   std::vector<Event> ready_;     ///< per slot: its bytes are there
   std::vector<Event> released_;  ///< per slot: its latest visit is over
   std::vector<Event> drained_;   ///< per staging chunk: it may be refilled
   bool pass_ended_ = false;      ///< pass_end_ was recorded
+  bool recording_ = false;       ///< into a graph
+  std::vector<bool> copied_;     ///< per slot: since a recording began, or a graph was joined
 };
 
 }  // namespace block_streamer::inline v1

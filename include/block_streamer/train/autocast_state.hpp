@@ -28,12 +28,14 @@ class AutocastState {
     at::autocast::set_autocast_cache_enabled(remembers_);
   }
   [[nodiscard]] bool casts() const noexcept { return casts_[0].enabled || casts_[1].enabled; }
+  friend bool operator==(const AutocastState&, const AutocastState&) = default;
 
  private:
   struct Casts {
     at::DeviceType type;
     bool enabled;
     at::ScalarType dtype;
+    friend bool operator==(const Casts&, const Casts&) = default;
   };
   AutocastState(Casts host, Casts device, bool remembers) noexcept
       : casts_{host, device}, remembers_{remembers} {}

@@ -9,6 +9,8 @@
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/core/expects.hpp>
 #include <block_streamer/pipeline/pass.hpp>
+#include <block_streamer/pipeline/recorded_pass.hpp>
+#include <block_streamer/plan/repeated_plan.hpp>
 #include <block_streamer/plan/visit_order.hpp>
 #include <block_streamer/train/activation_store.hpp>
 #include <block_streamer/train/autocast_state.hpp>
@@ -105,27 +107,25 @@ class StreamedRun {
   void walk(const VisitOrder& order, const VisitOrder& hint, Visit&& visit) {
     if (!pipeline_->is_open()) bind();
     compute_ = &bridge_.current();
-    auto pass = pipeline_->begin_pass(order, hint, *compute_);
-    forget_casts(device());  // of a block's own tensors, made outside
-    while (!pass.done()) {
-      auto lease = pass.acquire();
-      const BlockId block = lease.part().block;
-      const VisitEnd end{*this};
-      visit(
-          block,
-          [&](const Hidden& hidden, Context& context, bool training,
-              std::vector<at::Tensor>* extras = nullptr) {
-            try {
-              return blocks_.run(block, lease.bytes(), hidden, context, training, extras);
-            } catch (...) {  // whatever it did before, its weights are not to be trusted any more
-              blocks_.end_visit();
-              blocks_.forget_views(lease.bytes());
-              lease.discard();
-              throw;
-            }
-          },
-          lease.bytes());
-    }
+    visit_all(pipeline_->begin_pass(order, hint, *compute_), visit);
+  }
+
+  // ---- a walk that a graph of the device does again and again; @see BlockPipeline
+  [[nodiscard]] RepeatedPlan prepare_recording() {
+    if (!pipeline_->is_open()) bind();
+    compute_ = &bridge_.current();
+    return pipeline_->prepare_recording(ascending(0, blocks_.size()), *compute_);
+  }
+  /// @brief The walk to be recorded. @pre prepare_recording() made the plan on the same stream.
+  template <class Visit>
+  void record_walk(const RepeatedPlan& plan, Visit&& visit) {
+    visit_all(pipeline_->begin_recording(plan, *compute_), visit);
+  }
+  /// @brief Does it: `launch` enqueues the graph on LibTorch's current stream.
+  template <class Launch>
+  void replay_walk(const RepeatedPlan& plan, Launch&& launch) {
+    compute_ = &bridge_.current();
+    pipeline_->replay(plan, *compute_, launch);
   }
 
   // ---- masters: what the caller may change between passes
@@ -218,6 +218,30 @@ class StreamedRun {
       forget_casts(run.device());
     }
   };
+
+  template <class Visit>
+  void visit_all(typename Pipeline::Pass pass, Visit&& visit) {
+    forget_casts(device());  // of a block's own tensors, made outside
+    while (!pass.done()) {
+      auto lease = pass.acquire();
+      const BlockId block = lease.part().block;
+      const VisitEnd end{*this};
+      visit(
+          block,
+          [&](const Hidden& hidden, Context& context, bool training,
+              std::vector<at::Tensor>* extras = nullptr) {
+            try {
+              return blocks_.run(block, lease.bytes(), hidden, context, training, extras);
+            } catch (...) {  // whatever it did before, its weights are not to be trusted any more
+              blocks_.end_visit();
+              blocks_.forget_views(lease.bytes());
+              lease.discard();
+              throw;
+            }
+          },
+          lease.bytes());
+    }
+  }
 
   /// Autocast makes one type of floating inputs and weights.
   [[nodiscard]] bool casts_alike(const at::Tensor& hidden) const {
