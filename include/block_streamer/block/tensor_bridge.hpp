@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
+#include <torch/version.h>
 
 #include <array>
 #include <cstddef>
@@ -21,10 +22,17 @@
 namespace block_streamer::inline v1 {
 
 namespace detail {
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 7
+/// LibTorch before 2.7 has no such type; its bytes are only ever passed on.
+inline constexpr at::ScalarType exponent_type = at::ScalarType::Byte;
+#else
+inline constexpr at::ScalarType exponent_type = at::ScalarType::Float8_e8m0fnu;
+#endif
+
 /// In the order of DType.
 inline constexpr std::array<at::ScalarType, 16> scalar_types{
     at::ScalarType::Bool,          at::ScalarType::Byte,        at::ScalarType::Char,
-    at::ScalarType::Float8_e4m3fn, at::ScalarType::Float8_e5m2, at::ScalarType::Float8_e8m0fnu,
+    at::ScalarType::Float8_e4m3fn, at::ScalarType::Float8_e5m2, exponent_type,
     at::ScalarType::Short,         at::ScalarType::UInt16,      at::ScalarType::Half,
     at::ScalarType::BFloat16,      at::ScalarType::Int,         at::ScalarType::UInt32,
     at::ScalarType::Float,         at::ScalarType::Long,        at::ScalarType::UInt64,
