@@ -45,6 +45,15 @@ std::uint64_t all_bytes(const CudaStreamer& streamer) {
   return streamer.block_count() * streamer.shape().slot_byte_count;
 }
 
+/// Counts spans of copies and visits.
+struct DeviceSpanCount {
+  std::size_t count = 0;
+  [[nodiscard]] bool enabled() const noexcept { return true; }
+  void record(const bs::TraceEvent& event) noexcept {
+    count += event.name == "copy" || event.name == "compute" ? 1 : 0;
+  }
+};
+
 /// What is thrown says this.
 template <class Error, class Work>
 void check_refused(Work&& work, const std::string& part) {
@@ -490,6 +499,31 @@ TEST_CASE("captured: a decoder takes each pass's own context; a KV cache is refu
   auto context = bs::models::make_context(1, 3, frequencies, at::kBFloat16, {.cache = &cache});
   const at::Tensor x = at::randn({1, 3, 64}, at::TensorOptions{}.dtype(at::kBFloat16).device(cuda));
   check_refused<bs::UnsupportedError>([&] { (void)captured.forward(x, context); }, "KV cache");
+}
+
+TEST_CASE("captured: somebody who listens to the timeline hears nothing of what is only recorded") {
+  if (!support::cuda_usable()) return;
+  const ToyModel model;
+  DeviceSpanCount spans;
+  auto options = support::toy_options();
+  options.trace = spans;
+  CudaStreamer streamer{model.blocks(), model.storage("ram"), bs::CudaBackend{0}, options};
+  ToyContext context;
+  const at::Tensor x = input_of(5, 1);
+  const at::Tensor expected = streamer.forward(x, context);
+  streamer.drain();
+  const std::size_t of_a_pass = spans.count;
+  auto captured = streamer.capture();
+  CHECK(same(captured.forward(x), expected));
+  streamer.drain();
+  CHECK(spans.count <= 3 * of_a_pass);  // the pass before the recording, and what is kept
+  const std::size_t recorded = spans.count;
+  CHECK(same(captured.forward(x), expected));
+  streamer.drain();
+  CHECK(spans.count == recorded);
+  CHECK(same(streamer.forward(x, context), expected));
+  streamer.drain();
+  CHECK(spans.count > recorded);
 }
 
 TEST_CASE("captured: as the documents show it") {
