@@ -19,7 +19,7 @@ import transformers
 
 DATA = pathlib.Path(__file__).parents[2] / "examples" / "data"
 LENGTH = 128
-GOAL = 2.55  # nats per token; 2.82 before
+GOAL = 2.75  # nats per token; 3.11 before
 
 
 def by_peft(folder, adapter):
