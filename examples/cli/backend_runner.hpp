@@ -9,6 +9,7 @@
 #include "model_runner.hpp"
 
 #include <block_streamer/device/execution_backend.hpp>
+#include <block_streamer/os/atomic_replace.hpp>
 #include <block_streamer/trace/lane_overlap.hpp>
 #include <block_streamer/trace/perfetto_writer.hpp>
 
@@ -20,18 +21,24 @@
 #include <filesystem>
 #include <functional>
 #include <span>
+#include <sstream>
+#include <string>
 #include <utility>
 
 namespace block_streamer_cli {
 
 /// @brief Says how much of copying and computing went on at once. Nothing where nothing was copied.
-inline void say_overlap(std::span<const block_streamer::TraceEvent> events) {
+/// @param dropped  intervals that did not fit: what is said is about those before.
+inline void say_overlap(std::span<const block_streamer::TraceEvent> events, std::uint64_t dropped) {
   using block_streamer::Lane;
   const auto overlap = block_streamer::overlap_of(events, Lane::copy_in, Lane::compute);
   if (overlap.first == block_streamer::Nanoseconds::zero()) return;
   const auto seconds = [](block_streamer::Nanoseconds time) {
     return readable_number(std::chrono::duration<double>(time).count(), 3) + " s";
   };
+  if (dropped > 0)
+    say("timeline: it is full, and has the first " + std::to_string(events.size()) +
+        " intervals; " + std::to_string(dropped) + " later ones are left out");
   say("timeline: copying in " + seconds(overlap.first) + ", computing " + seconds(overlap.second) +
       ", both at once " + seconds(overlap.both) + " (" +
       readable_number(100 * overlap.hidden(), 1) + " % of the shorter)");
@@ -66,8 +73,10 @@ class BackendRunner : public Interface {
   void write_trace() override {
     if (trace_path_.empty()) return;
     loaded_.streamer().drain();
-    writer_.write_to(trace_path_);
-    say_overlap(writer_.events());
+    std::ostringstream text;
+    writer_.write_to(text);
+    block_streamer::atomic_replace(trace_path_, text.view());
+    say_overlap(writer_.events(), writer_.dropped());
   }
 
  protected:

@@ -23,7 +23,9 @@ int run(const Command& command) {
   expect_distinct_adapters(command.options.adapters);
   require_rows("--data", command.options.data);
   require_readable(command.options.data);
-  require_writable(command.common);
+  std::vector<std::pair<std::string, std::filesystem::path>> used{{"--data", command.options.data}};
+  for (const auto& adapter : command.options.adapters) used.emplace_back("--adapter", adapter);
+  require_writable(command.common, std::move(used));
   const ModelText text{command.common.model};
   const std::unique_ptr<ModelRunner> runner = open_runner(command.common);
   if (!command.options.adapters.empty()) runner->load_adapters(command.options.adapters);

@@ -199,7 +199,10 @@ int run(const Command& command) {
   const OutputClaim claim{options.output};
   expect_free_or_resumable(options);
   expect_same_kind(command.common.model, options);
-  require_writable(command.common);
+  require_writable(command.common, {{"--data", options.data},
+                                    {"--eval-data", options.eval_data},
+                                    {"--adapter", options.adapter},
+                                    {"--output", options.output}});
   const ModelText text{command.common.model};
   const std::unique_ptr<TrainingRunner> runner = open(command);
   catch_interrupts();

@@ -70,8 +70,9 @@ class FinetuneRun {
     if (position_.step >= steps_) return already_finished(saving);
     say_what_trains(training);
     say_what_is_packed();
-    say(counted(rows().size(), "row") + ", " + counted(steps_, "step") + " of " +
-        counted(rows_a_step_, "row"));
+    const std::string unit = job_.options.pack ? "pack" : "row";
+    say(counted(rows().size(), unit) + ", " + counted(steps_, "step") + " of " +
+        counted(rows_a_step_, unit));
     if (job_.options.resume) say_where_it_resumes();
     if (position_.step == 0) evaluate("before");
     if (!interrupted()) train_or_tell(loop, saving);

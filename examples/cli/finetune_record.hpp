@@ -61,7 +61,7 @@ class Sum {
     sum.add(std::span<const std::uint8_t>{row.trained});
     sum.add(std::span<const std::uint32_t>{row.sequences});
   }
-  return std::to_string(rows.size()) + " rows, " + sum.text();
+  return counted(rows.size(), "row") + ", " + sum.text();
 }
 
 template <class Values>
@@ -116,8 +116,8 @@ inline void add_adapter_form(block_streamer::RunRecord& record,
   record.set("--device", std::string{model.device().is_cpu() ? "cpu" : "cuda"});
   record.set("--model", detail::model_sum(model));
   record.set("--seq-len", options.seq_len);
+  record.set("--pack", std::string{options.pack ? "on" : "off"});
   record.set("--data", detail::data_sum(rows));
-  if (options.pack) record.set("--pack", std::string{"on"});
   record.set("--batch", options.batch);
   record.set("--grad-accum", options.grad_accum);
   record.set("--steps", steps);

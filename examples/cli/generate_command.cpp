@@ -278,8 +278,12 @@ int run(Command command) {
   } catch (const bs::Error& error) {
     throw UsageError{error.what()};
   }
-  require_writable(command.common);
+  std::vector<std::pair<std::string, std::filesystem::path>> used;
+  for (const auto& adapter : command.adapters) used.emplace_back("--adapter", adapter);
+  require_writable(command.common, used);
   require_writable(command.output);
+  used.emplace_back("--model", command.common.model);
+  require_apart({"--output", command.output}, used);
   require_distinct({{"--prompt-file", command.prompt_file},
                     {"--output", command.output},
                     {"--stats", command.common.stats},

@@ -23,6 +23,8 @@
 #include <block_streamer/streamer.hpp>
 #include <block_streamer/trace/perfetto_writer.hpp>
 
+#include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -155,15 +157,22 @@ class LoadedModel {
     if (options.verify_reads) storage = verified_storage(std::move(storage), model_);
     if (tiered)
       storage = block_streamer::TieredStorage::within(std::move(storage), plan.storage.ram_budget);
-    count_memory(storage, plan);
+    count_memory(storage, plan, options.prefetch_ahead);
     return storage;
   }
   /// What a storage holds of the host's memory, or maps into it.
-  void count_memory(const block_streamer::AnyStorage& storage, const Plan& plan) {
+  void count_memory(const block_streamer::AnyStorage& storage, const Plan& plan,
+                    std::uint32_t prefetch_ahead) {
     for (const auto region : storage.regions()) memory_.standing.blocks += region.size();
     if (plan.storage.tier != "mmap") return;
-    for (std::size_t i = 0; i < storage.block_count(); ++i)
-      memory_.standing.blocks += storage.image(block_streamer::block_at(i)).byte_count;
+    std::uint64_t all = 0, largest = 0;
+    for (std::size_t i = 0; i < storage.block_count(); ++i) {
+      const std::uint64_t bytes = storage.image(block_streamer::block_at(i)).byte_count;
+      all += bytes;
+      largest = std::max(largest, bytes);
+    }
+    // Pages that were passed leave the process: those of the visit before may still be there.
+    memory_.standing.blocks += std::min(all, (std::uint64_t{prefetch_ahead} + 2) * largest);
   }
   void forecast_standing(const Plan& plan, const CommonOptions& options, bool device_is_host) {
     block_streamer::MemoryForecast& standing = memory_.standing;
@@ -192,7 +201,7 @@ class LoadedModel {
     pipeline.prefetch_ahead = options.prefetch_ahead;
     auto storage =
         make_storage(tiered ? "io_uring" : plan.storage.tier, model_.head_map(), plan.type, "head");
-    count_memory(storage, plan);
+    count_memory(storage, plan, options.prefetch_ahead);
     block_streamer::models::stream_head(model_, std::move(storage), std::move(backend), pipeline);
   }
 

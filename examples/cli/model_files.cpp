@@ -16,7 +16,8 @@ std::filesystem::path require_model_folder(const std::filesystem::path& model) {
     throw bs::Error{"--model " + model.string() + ": there is no such folder"};
   }
   const bool is_folder = std::filesystem::is_directory(model, error);
-  const std::filesystem::path folder = is_folder ? model : model.parent_path();
+  std::filesystem::path folder = is_folder ? model : model.parent_path();
+  if (folder.empty()) folder = ".";
   bs::expect_conversion_ended(folder);
   return folder;
 }

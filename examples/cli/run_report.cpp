@@ -58,6 +58,13 @@ namespace {
   return out.dump(2) + "\n";
 }
 
+std::filesystem::path real_path(const std::filesystem::path& file) {
+  std::error_code error;
+  const auto real =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(file, error), error);
+  return real.has_filename() ? real : real.parent_path();  // "folder/" is the folder
+}
+
 }  // namespace
 
 void require_writable(const std::filesystem::path& file) {
@@ -87,21 +94,36 @@ void require_rows(const std::string& option, const std::filesystem::path& file) 
   throw UsageError{option + " " + file.string() + ": rows are read from a .txt or a .jsonl file"};
 }
 
-void require_writable(const CommonOptions& options) {
+void require_writable(const CommonOptions& options,
+                      std::vector<std::pair<std::string, std::filesystem::path>> used) {
   require_writable(options.stats);
   require_writable(options.trace);
   require_distinct({{"--stats", options.stats}, {"--trace", options.trace}});
+  used.emplace_back("--model", options.model);
+  require_apart({"--stats", options.stats}, used);
+  require_apart({"--trace", options.trace}, used);
+}
+
+void require_apart(const std::pair<std::string, std::filesystem::path>& own,
+                   const std::vector<std::pair<std::string, std::filesystem::path>>& used) {
+  if (own.second.empty()) return;
+  const std::filesystem::path file = real_path(own.second);
+  for (const auto& [option, path] : used) {
+    if (path.empty()) continue;
+    const std::filesystem::path real = real_path(path);
+    const bool inside = file.parent_path() == real;
+    if (!inside && file != real) continue;
+    throw UsageError{own.first + " " + own.second.string() +
+                     (inside ? " would lie in the folder of " : " would replace that of ") +
+                     option + ": name another place"};
+  }
 }
 
 void require_distinct(const std::vector<std::pair<std::string, std::filesystem::path>>& files) {
-  std::error_code error;
-  const auto real = [&](const std::filesystem::path& file) {
-    return std::filesystem::weakly_canonical(std::filesystem::absolute(file, error), error);
-  };
   for (std::size_t i = 0; i < files.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) {
       if (files[i].second.empty() || files[j].second.empty()) continue;
-      if (real(files[i].second) != real(files[j].second)) continue;
+      if (real_path(files[i].second) != real_path(files[j].second)) continue;
       throw UsageError{files[j].first + " and " + files[i].first +
                        " name one file: " + files[i].second.string()};
     }

@@ -32,8 +32,17 @@ void require_rows(const std::string& option, const std::filesystem::path& file);
 /// @throws UsageError naming the options if two of these files, each with its option, are one;
 /// empty names are none.
 void require_distinct(const std::vector<std::pair<std::string, std::filesystem::path>>& files);
-/// @brief The files that the common options name.
-void require_writable(const CommonOptions& options);
+/// @brief The files that the common options name can be written, and would not replace what the
+/// command works with.
+/// @param used  files and folders besides --model that it reads or trains into, each with its
+/// option; empty names are none. What lies in such a folder belongs to it.
+/// @throws UsageError naming both options.
+void require_writable(const CommonOptions& options,
+                      std::vector<std::pair<std::string, std::filesystem::path>> used);
+/// @brief The same of one more file.
+/// @param own  the file, with its option.
+void require_apart(const std::pair<std::string, std::filesystem::path>& own,
+                   const std::vector<std::pair<std::string, std::filesystem::path>>& used);
 
 /// @brief Writes --stats and --trace, whichever was asked for.
 void write_reports(const CommonOptions& options, TrainingRunner& runner, const RunTotals& totals);

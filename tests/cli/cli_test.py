@@ -528,6 +528,26 @@ class BadInput(CliTest):
         self.assertEqual(done.returncode, 1)
         self.assertIn(b"standard output", done.stderr)
 
+    def test_outputs_never_take_the_place_of_what_is_worked_with(self):
+        data = self.folder / "data.txt"
+        data.write_text("In the beginning was a text. " * 20)
+        weights = (self.model / "model.safetensors").read_bytes()
+        link = self.folder / "link"
+        link.symlink_to(self.model)
+        for option in "--stats", "--trace":
+            for place, says in [(self.model / "model.safetensors", "--model"), (link / "new.json", "--model"), (data, "--data")]:
+                self.refused("evaluate", "--model", self.model, "--device", "cpu", "--data", data, option, place, code=2, says=[option, says])
+            output = self.folder / "trained"
+            self.refused("finetune", "--model", self.model, "--device", "cpu", "--data", data, "--output", output, option, output / "adapter_model.safetensors",
+                         code=2, says=[option, "--output"])  # fmt: skip
+        self.assertEqual((self.model / "model.safetensors").read_bytes(), weights)
+        self.assertEqual(data.read_text(), "In the beginning was a text. " * 20)
+
+    def test_a_model_that_is_a_file_beside_nothing(self):
+        (self.folder / "alone.safetensors").write_bytes(b"no tensors")
+        done = subprocess.run([PROGRAM, "evaluate", "--model", "alone.safetensors", "--data", "x.txt"], cwd=self.folder, capture_output=True)
+        self.assertNotIn(b"error: :", done.stderr)
+
     def test_prompts_that_cannot_be_used(self):
         base = ["generate", "--model", self.model, "--device", "cpu"]
         self.refused(*base, "--prompt", "", says="no token")

@@ -163,7 +163,7 @@ class Packing(RunsTest):
         self.first("--pack")
         steps = len(self.metrics(self.output))
         self.assertLess(steps, 6)
-        self.assertIn("--data was", self.run_program(self.output, "--resume", "--epochs", 1, data=self.rows, code=1))
+        self.assertIn("--pack was on, here it is off", self.run_program(self.output, "--resume", "--epochs", 1, data=self.rows, code=1))
         self.assertIn("is finished", self.run_program(self.output, "--resume", "--pack", "--epochs", 1, data=self.rows))
 
 
