@@ -2,23 +2,19 @@
 // The scenarios, for any device. @see HostSide, CudaSide
 #pragma once
 
-#include "../support/random_decoder.hpp"
+#include "../support/decoder_session.hpp"
+#include "../support/random_head.hpp"
 #include "../support/report.hpp"
 #include "decode_options.hpp"
 
 #include <block_streamer/layers/kv_cache.hpp>
-#include <block_streamer/layers/rms_norm.hpp>
 #include <block_streamer/models/decoder_context.hpp>
-#include <block_streamer/streamer.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
-#include <ATen/ops/randn.h>
 
 #include <chrono>
 #include <cstdint>
@@ -35,14 +31,13 @@ namespace block_streamer_benchmarks {
 template <class Side>
 class DecodeBenchmark {
  public:
-  using Block = bs::models::DecoderBlock;
-  using Streamer = bs::Streamer<Block, BorrowedRam, bs::ExternalOptimizer, typename Side::Backend>;
+  using Streamer = typename DecoderSession<Side>::Streamer;
 
   DecodeBenchmark(Side& side, const DecodeOptions& options, Report& report)
       : side_{side},
         options_{options},
         report_{report},
-        decoder_{side, {options.shape, options.layers, {}}} {}
+        session_{side, {options.shape, options.layers, {}}} {}
 
   void register_all() {
     const std::size_t half = decoder_.config().layer_count / 2;
@@ -72,22 +67,11 @@ class DecodeBenchmark {
 
   /// The model's ends: a head that is the embedding as well.
   void make_ends() {
-    if (table_.defined()) return;
-    const auto width = static_cast<std::int64_t>(decoder_.config().hidden_size);
-    const auto half = at::TensorOptions{}.dtype(at::kBFloat16).device(side_.device());
-    table_ = at::randn({options_.vocabulary, width}, half).mul_(0.02);  // (V,C)
-    norm_ = at::ones({width}, half);
-    frequencies_ = bs::models::rotary_frequencies_of(decoder_.config()).to(side_.device());
-  }
-  [[nodiscard]] Streamer& streamer(std::size_t cached) {
-    if (streamer_ && cached_ == cached) return *streamer_;
-    streamer_.reset();
-    bs::StreamerOptions options;
-    options.prefetch_ahead = 1;
-    options.device_budget = cached * bs::round_up(decoder_.block_bytes(), bs::tensor_alignment);
-    streamer_.emplace(decoder_.blocks(), BorrowedRam{decoder_.storage()}, side_.backend(), options);
-    cached_ = cached;
-    return *streamer_;
+    if (head_) return;
+    const bs::ModelConfig& config = decoder_.config();
+    head_.emplace(options_.vocabulary, static_cast<std::int64_t>(config.hidden_size),
+                  config.rms_norm_eps, side_.device());
+    frequencies_ = bs::models::rotary_frequencies_of(config).to(side_.device());
   }
   [[nodiscard]] bs::KvCache make_cache(const Setting& setting) {
     const bs::ModelConfig& config = decoder_.config();
@@ -101,15 +85,13 @@ class DecodeBenchmark {
   }
 
   /// One pass. ids: (B,T) on the host; returns (B,1), on the host.
-  [[nodiscard]] at::Tensor next(const at::Tensor& ids, bs::KvCache& cache) {
+  [[nodiscard]] at::Tensor next(Streamer& streamer, const at::Tensor& ids, bs::KvCache& cache) {
     bs::models::DecoderContext context = bs::models::make_context(
         ids.size(0), ids.size(1), frequencies_, at::kBFloat16, {.cache = &cache});
     const at::Tensor hidden =
-        streamer_->forward(at::embedding(table_, ids.to(side_.device())), context);
+        streamer.forward(at::embedding(head_->weight, ids.to(side_.device())), context);
     const at::Tensor last = hidden.narrow(1, hidden.size(1) - 1, 1);  // (B,1,C)
-    const at::Tensor logits =
-        at::linear(bs::rms_norm(last, norm_, decoder_.config().rms_norm_eps), table_);
-    return at::argmax(logits, -1).cpu();
+    return at::argmax(head_->logits(last), -1).cpu();
   }
 
   [[nodiscard]] const Measured& measured(const Setting& setting) {
@@ -117,11 +99,11 @@ class DecodeBenchmark {
     if (known != results_.end()) return known->second;
     const c10::NoGradGuard no_grad;
     make_ends();
-    Streamer& s = streamer(setting.cached);
+    Streamer& s = session_.streamer(setting.cached);
     bs::KvCache cache = make_cache(setting);
-    at::Tensor ids =
-        next(at::randint(options_.vocabulary, {setting.batch, options_.context}, at::kLong), cache);
-    for (std::size_t i = 0; i < options_.tokens; ++i) ids = next(ids, cache);  // warm
+    at::Tensor ids = next(
+        s, at::randint(options_.vocabulary, {setting.batch, options_.context}, at::kLong), cache);
+    for (std::size_t i = 0; i < options_.tokens; ++i) ids = next(s, ids, cache);  // warm
     std::vector<double> rates, links;
     Measured result;
     for (std::size_t round = 0; round < options_.rounds; ++round) {
@@ -129,7 +111,7 @@ class DecodeBenchmark {
       links.push_back(decoder_.link_rate());
       s.reset_stats();
       const auto begin = Clock::now();
-      for (std::size_t i = 0; i < options_.tokens; ++i) ids = next(ids, cache);
+      for (std::size_t i = 0; i < options_.tokens; ++i) ids = next(s, ids, cache);
       const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
       rates.push_back(static_cast<double>(options_.tokens) * static_cast<double>(setting.batch) /
                       seconds);
@@ -175,13 +157,11 @@ class DecodeBenchmark {
   Side& side_;
   DecodeOptions options_;
   Report& report_;
-  RandomDecoder<Side> decoder_;
-  at::Tensor table_;  // (V,C)
-  at::Tensor norm_;   // (C)
+  DecoderSession<Side> session_;
+  RandomDecoder<Side>& decoder_ = session_.decoder();
+  std::optional<RandomHead> head_;
   at::Tensor frequencies_;
   std::map<Setting, Measured> results_;
-  std::optional<Streamer> streamer_;  // after the decoder: it uses its storage
-  std::size_t cached_ = 0;
 };
 
 /// @brief Registers the scenarios and runs what the command line selects.

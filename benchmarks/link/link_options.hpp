@@ -19,7 +19,8 @@ struct LinkOptions {
         in_memory{arguments.flag("--in-memory")},
         rounds{std::max<std::size_t>(arguments.number("--rounds", 7), 1)},
         short_tokens{static_cast<std::int64_t>(arguments.number("--short", 128))},
-        long_tokens{static_cast<std::int64_t>(arguments.number("--long", 2048))} {}
+        long_tokens{static_cast<std::int64_t>(arguments.number("--long", 2048))},
+        batch{static_cast<std::int64_t>(arguments.number("--batch", 8))} {}
 
   std::string device;  ///< cuda, or cpu: a detached host backend, to try the program out
   std::string shape;   ///< see model_of()
@@ -29,6 +30,7 @@ struct LinkOptions {
   std::size_t rounds;  ///< probe and run alternate so often
   std::int64_t short_tokens;
   std::int64_t long_tokens;
+  std::int64_t batch;  ///< sequences of long_tokens in the forward that computing bounds
 };
 
 /// @brief Runs everything on a detached host backend.

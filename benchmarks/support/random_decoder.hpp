@@ -103,14 +103,15 @@ class RandomDecoder {
     }
     return resident_;
   }
-  [[nodiscard]] at::Tensor input(std::int64_t tokens) const {
-    return at::randn({1, tokens, static_cast<std::int64_t>(config_.hidden_size)},
+  [[nodiscard]] at::Tensor input(std::int64_t tokens, std::int64_t batch = 1) const {
+    return at::randn({batch, tokens, static_cast<std::int64_t>(config_.hidden_size)},
                      at::detail::createCPUGenerator(1), at::TensorOptions{}.dtype(at::kFloat))
-        .to(side_.device(), at::kBFloat16);  // (1,T,C)
+        .to(side_.device(), at::kBFloat16);  // (B,T,C)
   }
-  [[nodiscard]] bs::models::DecoderContext context(std::int64_t tokens) const {
+  [[nodiscard]] bs::models::DecoderContext context(std::int64_t tokens,
+                                                   std::int64_t batch = 1) const {
     const at::Tensor frequencies = bs::models::rotary_frequencies_of(config_).to(side_.device());
-    return bs::models::make_context(1, tokens, frequencies, at::kBFloat16);
+    return bs::models::make_context(batch, tokens, frequencies, at::kBFloat16);
   }
   [[nodiscard]] at::Tensor run_resident(const at::Tensor& x, bs::models::DecoderContext& c,
                                         const bs::AdapterTable* table) {

@@ -2,28 +2,22 @@
 // The scenarios, for any device. @see HostSide, CudaSide
 #pragma once
 
-#include "../support/checkpointed_step.hpp"
-#include "../support/random_decoder.hpp"
+#include "../support/decoder_session.hpp"
+#include "../support/random_head.hpp"
 #include "../support/report.hpp"
 #include "full_step_benchmark.hpp"
 #include "step_bound.hpp"
 #include "training_step_options.hpp"
 
-#include <block_streamer/layers/rms_norm.hpp>
 #include <block_streamer/optim/adamw.hpp>
-#include <block_streamer/streamer.hpp>
 #include <block_streamer/train/chunked_loss.hpp>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
-#include <ATen/ops/randn.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
@@ -41,13 +35,13 @@ class TrainingStepBenchmark {
  public:
   using Block = bs::models::DecoderBlock;
   using Context = bs::models::DecoderContext;
-  using Streamer = bs::Streamer<Block, BorrowedRam, bs::ExternalOptimizer, typename Side::Backend>;
+  using Streamer = typename DecoderSession<Side>::Streamer;
 
   TrainingStepBenchmark(Side& side, const TrainingStepOptions& options, Report& report)
       : side_{side},
         options_{options},
         report_{report},
-        decoder_{side, {options.shape, options.layers, {}}} {}
+        session_{side, {options.shape, options.layers, {}}} {}
 
   void register_all() {
     for (const std::int64_t cached : options_.cached) {
@@ -72,8 +66,6 @@ class TrainingStepBenchmark {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   /// What one row trains on.
   struct Batch {
     std::vector<at::Tensor> inputs;  ///< (1,T,C) each
@@ -95,37 +87,28 @@ class TrainingStepBenchmark {
     batch.scored = static_cast<double>(tokens) * static_cast<double>(count);
     return batch;
   }
-  [[nodiscard]] const at::Tensor& head() {
-    if (head_.defined()) return head_;
-    const auto width = static_cast<std::int64_t>(decoder_.config().hidden_size);
-    const auto half = at::TensorOptions{}.dtype(at::kBFloat16).device(side_.device());
-    head_ = at::randn({options_.vocabulary, width}, half).mul_(0.01);  // (V,C)
-    norm_ = at::ones({width}, half);
-    return head_;
+  [[nodiscard]] const RandomHead& head() {
+    const bs::ModelConfig& config = decoder_.config();
+    if (!head_)
+      head_.emplace(options_.vocabulary, static_cast<std::int64_t>(config.hidden_size),
+                    config.rms_norm_eps, side_.device());
+    return *head_;
   }
   [[nodiscard]] at::Tensor loss_of(const at::Tensor& hidden, const Batch& batch) {
-    const at::Tensor& head_weight = head();
-    const auto logits_of = [&](const at::Tensor& rows) {
-      return at::linear(bs::rms_norm(rows, norm_, decoder_.config().rms_norm_eps), head_weight);
-    };
+    const auto logits_of = [&head = head()](const at::Tensor& rows) { return head.logits(rows); };
     return bs::chunked_token_loss(logits_of, hidden, batch.targets,
                                   static_cast<std::uint64_t>(options_.vocabulary))
         .sum.div(batch.scored);
   }
 
   [[nodiscard]] Streamer& streamer(std::size_t cached) {
-    if (streamer_ && cached_ == cached) return *streamer_;
-    streamer_.reset();
-    bs::StreamerOptions options;
-    options.prefetch_ahead = 1;
-    options.device_budget = cached * bs::round_up(decoder_.block_bytes(), bs::tensor_alignment);
-    if (options_.activations == "ram") options.activations.place = bs::ActivationPlace::ram;
-    streamer_.emplace(decoder_.blocks(), BorrowedRam{decoder_.storage()}, side_.backend(), options);
-    streamer_->attach(decoder_.adapter().table(decoder_.lora_blocks()));
-    streamer_->train();
-    cached_ = cached;
-    return *streamer_;
+    Streamer& s = session_.streamer(
+        cached, in_ram() ? bs::ActivationPlace::ram : bs::ActivationPlace::device);
+    s.attach(decoder_.adapter().table(decoder_.lora_blocks()));
+    s.train();
+    return s;
   }
+  [[nodiscard]] bool in_ram() const { return options_.activations == "ram"; }
 
   void optimize() {
     std::vector<at::Tensor> parameters = decoder_.adapter().parameters();
@@ -134,8 +117,8 @@ class TrainingStepBenchmark {
     optimizer_.step(parameters, at_step_);
     decoder_.forget_gradients();
   }
-  void step(Batch& batch) {
-    std::vector<at::Tensor> outputs = streamer_->forward(batch.inputs, batch.contexts);
+  void step(Streamer& streamer, Batch& batch) {
+    std::vector<at::Tensor> outputs = streamer.forward(batch.inputs, batch.contexts);
     at::Tensor loss;
     for (at::Tensor& output : outputs) {
       const at::Tensor own = loss_of(output, batch);
@@ -146,30 +129,17 @@ class TrainingStepBenchmark {
     optimize();
   }
 
-  void settle() {
-    if (streamer_) streamer_->drain();
-    side_.synchronize();
-  }
-  template <class Work>
-  [[nodiscard]] double seconds_of(Work&& work) {
-    settle();
-    const auto begin = Clock::now();
-    work();
-    settle();
-    return std::chrono::duration<double>(Clock::now() - begin).count();
-  }
-
   /// The same work with resident weights, stage by stage; times of all micro-batches.
   [[nodiscard]] StepParts parts_of(Batch& batch) {
     StepParts parts;
     const auto layers = static_cast<double>(decoder_.config().layer_count);
     for (std::size_t i = 0; i < batch.inputs.size(); ++i) {
       ResidentPass pass{*this, batch.contexts[i]};
-      parts.forward_s += seconds_of([&] { pass.forward(batch.inputs[i]); }) / layers;
-      parts.head_s += seconds_of([&] { pass.head(batch); });
-      parts.backward_s += seconds_of([&] { pass.backward(); }) / layers;
+      parts.forward_s += session_.seconds_of([&] { pass.forward(batch.inputs[i]); }) / layers;
+      parts.head_s += session_.seconds_of([&] { pass.head(batch); });
+      parts.backward_s += session_.seconds_of([&] { pass.backward(); }) / layers;
     }
-    parts.optimizer_s = seconds_of([&] { optimize(); });
+    parts.optimizer_s = session_.seconds_of([&] { optimize(); });
     return parts;
   }
 
@@ -231,19 +201,19 @@ class TrainingStepBenchmark {
     Batch batch = batch_of(count, tokens);
     static_cast<void>(head());
     for (int i = 0; i < 2; ++i) {  // warm: kernels, allocator, residency
-      step(batch);
+      step(s, batch);
       static_cast<void>(parts_of(batch));
     }
     std::vector<double> times, ratios, limits;
     StepParts parts;
     StepLink link{decoder_.config().layer_count, s.shape().slot_count, 0};
     for (std::size_t round = 0; round < options_.rounds; ++round) {
-      settle();
+      session_.settle();
       link.link_bytes_per_s = decoder_.link_rate();
       parts = parts_of(batch);
       const StepBound bound = step_bound(decoder_.storage().image(bs::BlockId{0}), link, parts);
       s.reset_stats();
-      times.push_back(seconds_of([&] { step(batch); }));
+      times.push_back(session_.seconds_of([&] { step(s, batch); }));
       if (s.statistics().fetches != bound.fetches)
         throw std::runtime_error{"a step fetched " + std::to_string(s.statistics().fetches) +
                                  " blocks, the bound " + std::to_string(bound.fetches)};
@@ -280,9 +250,9 @@ class TrainingStepBenchmark {
         parts.head_s * 1e3, parts.optimizer_s * 1e3, parts.compute_s(link.layers) * 1e3);
     report_.add(state, {"LoRA step " + name + " / recurrence", median(times.steps) * 1e3, "ms",
                         median(times.limits) * 1e3, median(times.ratios),
-                        Side::is_device ? std::optional{at_most(1.06)} : std::nullopt, note});
+                        Side::is_device ? std::optional{at_most(1.03)} : std::nullopt, note});
     report_.add({"bytes copied, " + name,
-                 static_cast<double>(streamer_->statistics().bytes_copied) / 1e9, "GB"});
+                 static_cast<double>(session_.current().statistics().bytes_copied) / 1e9, "GB"});
   }
 
   /// What the device holds at most, against what a step needs: what is resident, the slots, the
@@ -291,15 +261,14 @@ class TrainingStepBenchmark {
     if (!Side::is_device) return;
     const double weights = static_cast<double>(decoder_.all_bytes());  // of the resident reference
     const double input = static_cast<double>(batch.inputs[0].nbytes());
-    const double stored =
-        (options_.activations == "ram" ? 2.0 : static_cast<double>(decoder_.config().layer_count)) *
-        input * static_cast<double>(batch.inputs.size());
+    const double stored = (in_ram() ? 2.0 : static_cast<double>(decoder_.config().layer_count)) *
+                          input * static_cast<double>(batch.inputs.size());
     const double visit =
         std::max(peak_of([&] { one_block(batch); }), peak_of([&] { one_head(batch); }));
-    const double peak = peak_of([&] { step(batch); });
+    const double peak = peak_of([&] { step(session_.current(), batch); });
     const double others = static_cast<double>(side_.allocated()) - weights;
-    const double slots =
-        static_cast<double>(streamer_->shape().slot_count * streamer_->shape().slot_byte_count);
+    const double slots = static_cast<double>(session_.current().shape().slot_count *
+                                             session_.current().shape().slot_byte_count);
     const double measured = others + peak + static_cast<double>(side_.backend_bytes());
     const double stated = others + slots + stored + visit;
     char note[120];
@@ -321,11 +290,11 @@ class TrainingStepBenchmark {
   }
   template <class Work>
   [[nodiscard]] double peak_of(Work&& work) {
-    settle();
+    session_.settle();
     const double before = static_cast<double>(side_.allocated());
     side_.reset_peak();
     work();
-    settle();
+    session_.settle();
     return static_cast<double>(side_.peak()) - before;
   }
 
@@ -334,13 +303,11 @@ class TrainingStepBenchmark {
   Side& side_;
   TrainingStepOptions options_;
   Report& report_;
-  RandomDecoder<Side> decoder_;
-  at::Tensor head_;  // (V,C)
-  at::Tensor norm_;  // (C)
+  DecoderSession<Side> session_;
+  RandomDecoder<Side>& decoder_ = session_.decoder();
+  std::optional<RandomHead> head_;
   bs::AdamW optimizer_;
   bs::StepContext at_step_{.step = 0};
-  std::optional<Streamer> streamer_;  // after the decoder: it uses its storage
-  std::size_t cached_ = 0;
 };
 
 /// @brief Registers the scenarios and runs what the command line selects.
