@@ -335,6 +335,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   train/activation_usage.hpp
   train/autocast_state.hpp
   train/background_task.hpp
+  train/background_updates.hpp
   train/backward_from.hpp
   train/backward_pass.hpp
   train/block_gradients.hpp

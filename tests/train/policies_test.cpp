@@ -10,8 +10,15 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <future>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <support/catch.hpp>
 
@@ -76,14 +83,63 @@ struct Recording {
   void end_step() {}
 };
 
+at::Tensor square(std::uint64_t seed) {
+  return (at::randn({12, 12}, at::detail::createCPUGenerator(seed)) * 0.3).set_requires_grad(true);
+}
+/// Does in update() what the test says; may run anywhere.
+struct Anywhere {
+  std::function<void(std::size_t block)> on_update;
+  static constexpr bool any_thread = true;
+  [[nodiscard]] static constexpr bs::GradientDelivery delivery() noexcept {
+    return bs::GradientDelivery::in_backward;
+  }
+  void begin_step(const bs::StepContext&) {}
+  void prefetch(bs::BlockId) noexcept {}
+  void update(bs::BlockId block, std::span<at::Tensor>, std::span<at::Tensor>) {
+    on_update(bs::index_of(block));
+  }
+  void end_step() {}
+};
+static_assert(bs::updates_on_any_thread<Anywhere> && bs::updates_on_any_thread<bs::AdamW>);
+/// The same, but on the visitor's thread, as is the rule.
+struct Here : Anywhere {
+  static constexpr bool any_thread = false;
+};
+static_assert(!bs::updates_on_any_thread<Here> && !bs::updates_on_any_thread<Recording>);
+
+template <class Policy>
+auto stream_with(bs::HostMode mode, std::function<void(std::size_t)> on_update,
+                 std::function<void(std::size_t)> on_recompute) {
+  std::vector<bs::FunctionBlock<>> blocks;
+  for (std::size_t i = 0; i < 4; ++i) {
+    const at::Tensor weight = square(i);
+    blocks.push_back(
+        {{{"w", weight}}, [=](const bs::Weights& w, const at::Tensor& x, bs::NoContext&) {
+           if (c10::GradMode::is_enabled()) on_recompute(i);
+           return at::tanh(at::linear(x, w[0]));
+         }});
+  }
+  auto storage = bs::ram_storage_of(blocks);
+  Policy policy;
+  policy.on_update = std::move(on_update);
+  bs::Streamer streamer{std::move(blocks), std::move(storage), bs::HostBackend{mode},
+                        train_options(1), std::move(policy)};
+  streamer.train();
+  return streamer;
+}
+template <class Streamer>
+void step_once(Streamer& streamer) {
+  auto output = streamer.forward(batch()).sum();
+  streamer.begin_step({});
+  output.backward();
+  streamer.end_step();
+}
+
 bs::FunctionBlock<> noted(int index, const at::Tensor& weight, std::vector<std::string>* events) {
   return {{{"w", weight}}, [=](const bs::Weights& w, const at::Tensor& x, bs::NoContext&) {
             if (c10::GradMode::is_enabled()) events->push_back("run " + std::to_string(index));
             return at::tanh(at::linear(x, w[0]));
           }};
-}
-at::Tensor square(std::uint64_t seed) {
-  return (at::randn({12, 12}, at::detail::createCPUGenerator(seed)) * 0.3).set_requires_grad(true);
 }
 
 }  // namespace
@@ -143,6 +199,73 @@ TEST_CASE(
     const std::vector<std::string> detached{"run 3", "run 2",      "run 1",     "update 2 +",
                                             "run 0", "update 1 +", "update 0 +"};
     CHECK(events == (mode == bs::HostMode::attached ? attached : detached));
+  }
+}
+
+TEST_CASE("an update that may run on any thread lasts while the next block is visited") {
+  std::promise<void> lowest_runs;
+  const auto runs = lowest_runs.get_future().share();
+  std::atomic<bool> overlapped = false;
+  std::atomic<int> at_once = 0, most = 0;
+  std::vector<std::size_t> order;  // one update at a time: no lock
+  auto streamer = stream_with<Anywhere>(
+      bs::HostMode::detached,
+      [&](std::size_t block) {
+        most = std::max(most.load(), ++at_once);
+        if (block == 2)
+          overlapped = runs.wait_for(std::chrono::seconds{30}) == std::future_status::ready;
+        order.push_back(block);
+        --at_once;
+      },
+      [&](std::size_t block) {
+        if (block == 0) lowest_runs.set_value();
+      });
+  step_once(streamer);
+  CHECK(overlapped);
+  CHECK(most == 1);
+  CHECK(order == std::vector<std::size_t>{3, 2, 1, 0});  // all of them, before the step ended
+}
+
+TEST_CASE("updates run on the visitor's thread unless the policy and the device allow another") {
+  const auto threads_of = [](auto& streamer, std::vector<std::thread::id>& seen) {
+    step_once(streamer);
+    REQUIRE(seen.size() == 4);
+    const auto here = std::this_thread::get_id();
+    return std::count(seen.begin(), seen.end(), here);
+  };
+  std::vector<std::thread::id> seen;
+  const auto note = [&seen](std::size_t) { seen.push_back(std::this_thread::get_id()); };
+  const auto nothing = [](std::size_t) {};
+  auto here = stream_with<Here>(bs::HostMode::detached, note, nothing);
+  CHECK(threads_of(here, seen) == 4);
+  seen.clear();
+  auto attached = stream_with<Anywhere>(bs::HostMode::attached, note, nothing);
+  CHECK(threads_of(attached, seen) == 4);
+  seen.clear();
+  auto elsewhere = stream_with<Anywhere>(bs::HostMode::detached, note, nothing);
+  CHECK(threads_of(elsewhere, seen) == 0);
+}
+
+TEST_CASE("what an update on another thread throws, the backward throws") {
+  for (const std::size_t bad : {3U, 0U}) {
+    std::vector<std::size_t> updated;
+    bool fails = true;
+    auto streamer = stream_with<Anywhere>(
+        bs::HostMode::detached,
+        [&](std::size_t block) {
+          if (fails && block == bad) throw std::runtime_error{"worn out"};
+          updated.push_back(block);
+        },
+        [](std::size_t) {});
+    auto output = streamer.forward(batch()).sum();
+    streamer.begin_step({});
+    CHECK_THROWS_WITH(output.backward(), ContainsSubstring("worn out"));
+    streamer.end_step();
+    CHECK(updated.size() == 3 - bad);
+    fails = false;
+    updated.clear();
+    step_once(streamer);
+    CHECK(updated.size() == 4);
   }
 }
 

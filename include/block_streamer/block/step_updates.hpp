@@ -30,6 +30,8 @@ class StepUpdates {
   }
   virtual void update(BlockId block, std::span<at::Tensor> parameters,
                       std::span<at::Tensor> gradients) = 0;
+  /// @brief update() may run on another thread than the visitor's. @see updates_on_any_thread
+  [[nodiscard]] virtual bool any_thread() const noexcept { return false; }
 
  protected:
   bool open_ = false;

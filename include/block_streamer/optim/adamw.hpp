@@ -40,6 +40,7 @@ class AdamW {
             "AdamW: epsilon and weight decay are not negative");
   }
 
+  static constexpr bool any_thread = true;  ///< @see updates_on_any_thread
   [[nodiscard]] static constexpr GradientDelivery delivery() noexcept {
     return GradientDelivery::in_backward;
   }

@@ -26,7 +26,8 @@ struct StepContext {
 enum class GradientDelivery : std::uint8_t { never, by_caller, in_backward };
 
 /// @brief How trainable tensors change. One step = begin_step, then per block [prefetch] update,
-/// then end_step; each block at most once a step, in any order, on one thread.
+/// then end_step; each block at most once a step, in any order, on one thread, unless
+/// updates_on_any_thread.
 /// - `delivery()`: constant for the life of the object; cheap, never throws.
 /// - `begin_step(context)`: what follows belongs to that step. Cheap; may throw on a caller's
 /// error.
@@ -49,5 +50,17 @@ concept optimizer_policy = std::movable<O> &&
   { optimizer.update(block, parameters, gradients) } -> std::same_as<void>;
   { optimizer.end_step() } -> std::same_as<void>;
 };
+
+/// @brief A policy that says `static constexpr bool any_thread = true`: its updates of parameters
+/// in host memory may run on a thread of the streamer's, one at a time, ordered with begin_step and
+/// end_step as if they were on the caller's. They then overlap with the next block's visit.
+template <class O>
+inline constexpr bool updates_on_any_thread = [] {
+  if constexpr (requires {
+                  { O::any_thread } -> std::convertible_to<bool>;
+                })
+    return O::any_thread;
+  return false;
+}();
 
 }  // namespace block_streamer::inline v1

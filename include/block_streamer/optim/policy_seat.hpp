@@ -35,6 +35,10 @@ class PolicySeat final : public StepUpdates {
     policy.update(block, parameters, gradients);
   }
 
+  [[nodiscard]] bool any_thread() const noexcept override {
+    return updates_on_any_thread<Optimizer>;
+  }
+
   Optimizer policy;
 };
 

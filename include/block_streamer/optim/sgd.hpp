@@ -40,6 +40,7 @@ class Sgd {
             "Sgd: Nesterov momentum needs momentum and no dampening");
   }
 
+  static constexpr bool any_thread = true;  ///< @see updates_on_any_thread
   [[nodiscard]] static constexpr GradientDelivery delivery() noexcept {
     return GradientDelivery::in_backward;
   }

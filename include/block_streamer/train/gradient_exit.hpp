@@ -6,6 +6,7 @@
 #include <block_streamer/core/byte_range.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/pipeline/copy_out.hpp>
+#include <block_streamer/train/background_updates.hpp>
 #include <block_streamer/train/gradient_home.hpp>
 #include <block_streamer/train/gradient_ledger.hpp>
 
@@ -31,7 +32,8 @@ namespace block_streamer::inline v1 {
 /// Elsewhere they pass through two places of one block's size (converted to the masters' type on
 /// the way), and go to the memory that becomes .grad; or, where .grad exists already, a step is
 /// open, or other blocks use the tensor too, to a page-locked place from which the host adds or
-/// updates: the host then waits for the copy of the block before.
+/// updates: the host then waits for the copy of the block before. Such an update runs on a thread
+/// of its own where the optimizer allows it, until the place is needed again.
 /// **Threads.** The visitor's.
 template <execution_backend Backend>
 class GradientExit {
@@ -78,10 +80,12 @@ class GradientExit {
   void settle(GradientLedger& ledger) {
     settle_until(ledger, 0);
     if (out_) out_->wait_all();
+    background_.wait();
     ledger.complete_all();
   }
   /// @brief After a failure: nothing reads or writes the places any more, what they held is lost.
   void abandon() noexcept {
+    background_.abandon();
     try {
       if (out_) out_->wait_all();
     } catch (...) {  // a lost device copies nothing
@@ -176,6 +180,7 @@ class GradientExit {
       if (shipment.place == place && kept) last = i + 1;
     }
     settle_until(ledger, shipments_.size() - last);
+    background_.wait();  // an update may read what lies there
   }
   /// Settles the oldest until `left` are left.
   void settle_until(GradientLedger& ledger, std::size_t left) {
@@ -196,7 +201,7 @@ class GradientExit {
                      GradientMemory::lent);
         }
       }
-      ledger.complete(shipment.block, shipment.of_adapters);
+      ledger.complete(shipment.block, shipment.of_adapters, &background_);
     }
   }
   [[nodiscard]] std::uint64_t largest_block() const {
@@ -218,6 +223,7 @@ class GradientExit {
   GradientHome<Backend> home_;
   std::deque<Shipment> shipments_;  ///< on their way, oldest first
   std::uint32_t next_place_ = 0;
+  BackgroundUpdates background_;  // its update may read a host place: waits before they go
 };
 
 }  // namespace block_streamer::inline v1

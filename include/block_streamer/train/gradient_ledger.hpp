@@ -4,12 +4,14 @@
 #include <block_streamer/block/masters.hpp>
 #include <block_streamer/block/step_updates.hpp>
 #include <block_streamer/core/expects.hpp>
+#include <block_streamer/train/background_updates.hpp>
 #include <block_streamer/train/gradient_route.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/clone.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -70,8 +72,11 @@ class GradientLedger {
     sum = {keep ? at::clone(gradient) : std::move(gradient), keep ? GradientMemory::given : memory};
   }
 
-  /// @brief Nothing more comes from this block. @param of_adapters  gradients on their own device.
-  void complete(BlockId block, std::vector<at::Tensor> of_adapters) {
+  /// @brief Nothing more comes from this block.
+  /// @param of_adapters  gradients on their own device.
+  /// @param background   where an update may go on after this returns; null: nowhere.
+  void complete(BlockId block, std::vector<at::Tensor> of_adapters,
+                BackgroundUpdates* background = nullptr) {
     const std::size_t b = index_of(block);
     if (std::exchange(completed_[b], std::uint8_t{1}) != 0) return;
     const Block& known = blocks_[b];
@@ -80,7 +85,7 @@ class GradientLedger {
       gradients[i] = std::exchange(sums_[known.owned[i]], Sum{});
     for (std::size_t i = 0; i < of_adapters.size(); ++i)
       gradients[known.owned.size() + i].gradient = std::move(of_adapters[i]);
-    pass_on(block, known, gradients);
+    pass_on(block, known, gradients, background);
   }
   /// @brief The backward has ended: what no visit completed is passed on as well.
   void complete_all() {
@@ -95,7 +100,8 @@ class GradientLedger {
     GradientMemory memory = GradientMemory::given;
   };
 
-  void pass_on(BlockId block, const Block& known, std::vector<Sum>& gradients) {
+  void pass_on(BlockId block, const Block& known, std::vector<Sum>& gradients,
+               BackgroundUpdates* background) {
     const c10::NoGradGuard no_grad;
     std::vector<at::Tensor> updated(gradients.size());
     bool any = false;
@@ -113,8 +119,21 @@ class GradientLedger {
       }
     }
     if (!any) return;
-    std::vector<at::Tensor> parameters{known.parameters.begin(), known.parameters.end()};
-    updates_->update(block, parameters, updated);
+    update(block, {known.parameters.begin(), known.parameters.end()}, std::move(updated),
+           background);
+  }
+  void update(BlockId block, std::vector<at::Tensor> parameters, std::vector<at::Tensor> gradients,
+              BackgroundUpdates* background) {
+    const auto on_host = [](const at::Tensor& gradient) {
+      return !gradient.defined() || gradient.is_cpu();
+    };
+    if (background != nullptr && updates_->any_thread() &&
+        std::ranges::all_of(gradients, on_host)) {
+      background->start(*updates_, block, std::move(parameters), std::move(gradients));
+      return;
+    }
+    if (background != nullptr) background->wait();
+    updates_->update(block, parameters, gradients);
   }
   [[nodiscard]] static at::Tensor kept(const at::Tensor& gradient, GradientMemory memory) {
     return memory == GradientMemory::lent ? at::clone(gradient) : gradient;
