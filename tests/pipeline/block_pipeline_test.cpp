@@ -12,17 +12,9 @@
 namespace bs = block_streamer;
 using bs::HostBackend;
 using bs::HostMode;
+using support::small_options;
 
 namespace {
-
-bs::PipelineOptions small_options(std::uint32_t ahead) {
-  bs::PipelineOptions options;
-  options.prefetch_ahead = ahead;
-  options.chunk_byte_count = 1000;
-  options.staging_byte_count = 4096;
-  options.computes_on_host = true;
-  return options;
-}
 
 /// Counts the spans of finishers.
 struct ConvertSpans {

@@ -14,30 +14,10 @@
 namespace bs = block_streamer;
 using bs::HostBackend;
 using bs::HostMode;
+using support::plain_images;
+using support::small_options;
 
 namespace {
-
-bs::PipelineOptions small_options(std::uint32_t ahead) {
-  bs::PipelineOptions options;
-  options.prefetch_ahead = ahead;
-  options.chunk_byte_count = 1000;
-  options.staging_byte_count = 4096;
-  options.computes_on_host = true;
-  return options;
-}
-
-/// `count` blocks of `size` bytes.
-std::vector<bs::BlockImage> plain_images(std::size_t count, std::uint64_t size) {
-  std::vector<bs::BlockImage> images(count);
-  for (auto& image : images) {
-    image.byte_count = size;
-    image.segments = {{0, 0, size}};
-    image.part_begin = {0, 1};
-    image.layout.tensors = {{{"t", bs::DType::u8, {size}}, 0, 0, size}};
-    image.layout.slot_byte_count = {size};
-  }
-  return images;
-}
 
 /// A host backend that fails, or does something, on demand.
 struct Hooks {
