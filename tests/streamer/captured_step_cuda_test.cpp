@@ -343,6 +343,13 @@ TEST_CASE("captured step: what cannot be recorded is refused with its reason, no
   check([&](const at::Tensor& output, Targets t) { return distance(output * head, t); }, context,
         "another tensor that needs a gradient", x);
   check(distance, context, "its input needs a gradient", x.clone().set_requires_grad(true));
+  {
+    auto captured = recorded.streamer.capture_step(distance);
+    (void)captured.run(x, {y});
+    check_refused<bs::UnsupportedError>(
+        [&] { (void)captured.run(x.clone().set_requires_grad(true), {y}); }, "needs a gradient");
+    check_refused<bs::ContractViolation>([&] { (void)captured.run(x, {y.cpu()}); }, "targets");
+  }
   ToyContext host_random;
   host_random.before_block = [](std::size_t) { (void)at::rand({1}); };
   check(distance, host_random, "random numbers on the host", x);
@@ -358,9 +365,15 @@ TEST_CASE("captured step: what cannot be recorded is refused with its reason, no
       context, "cannot join", x);
   {
     const at::Tensor& p = recorded.parameters[0];
+    const auto refused = [&](auto& captured) {
+      check_refused<bs::UnsupportedError>([&] { (void)captured.run(x, {y}); }, "hooks");
+    };
+    auto before = recorded.streamer.capture_step(distance);
+    (void)before.run(x, {y});
     (void)p.register_hook([](const at::Tensor& gradient) { return gradient; });
-    auto captured = recorded.streamer.capture_step(distance);
-    check_refused<bs::UnsupportedError>([&] { (void)captured.run(x, {y}); }, "hooks");
+    auto after = recorded.streamer.capture_step(distance);
+    refused(before);
+    refused(after);
   }
 }
 

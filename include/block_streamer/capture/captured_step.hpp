@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/block/context_tensors.hpp>
 #include <block_streamer/capture/captured_forward.hpp>
 #include <block_streamer/capture/recorded_step.hpp>
+#include <block_streamer/core/expects.hpp>
+#include <block_streamer/train/step_pass.hpp>
 
 #include <cstddef>
 #include <memory>
@@ -48,9 +51,8 @@ class CapturedStep {
     expects(loss_ != nullptr, "a step has a loss");
     detail::expect_recordable<typename Recorded::Graph>(*run_);
     if (!run_->activations().keeps_on_device()) {
-      throw UnsupportedError{
-          "a training step cannot be recorded in a graph: inputs of blocks wait for the backward "
-          "elsewhere than on the device"};
+      throw detail::step_refusal(
+          "inputs of blocks wait for the backward elsewhere than on the device");
     }
     side_ = std::make_unique<typename Recorded::Graph::Side>(run_->pipeline().backend(),
                                                              run_->device());
@@ -77,6 +79,9 @@ class CapturedStep {
   [[nodiscard]] Recorded& step_for(const Hidden& input, Context& context,
                                    std::span<const at::Tensor> targets) {
     run_->check_input(input);
+    if (input.requires_grad()) throw detail::step_refusal("its input needs a gradient");
+    if (needs_gradient(context))
+      throw detail::step_refusal("a tensor of the context needs a gradient");
     for (const at::Tensor& target : targets)
       expects(target.defined() && target.device() == run_->device() && !target.requires_grad(),
               "targets of a captured step are tensors on the streamer's device, without gradient");

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <block_streamer/block/block_result.hpp>
-#include <block_streamer/block/context_tensors.hpp>
 #include <block_streamer/block/device_graph.hpp>
 #include <block_streamer/capture/recording.hpp>
-#include <block_streamer/capture/step_gradients.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/core/expects.hpp>
 #include <block_streamer/plan/repeated_plan.hpp>
 #include <block_streamer/train/autocast_state.hpp>
-#include <block_streamer/train/backward_pass.hpp>
-#include <block_streamer/train/forward_pass.hpp>
-#include <block_streamer/train/graph_leaves.hpp>
+#include <block_streamer/train/gradient_ledger.hpp>
+#include <block_streamer/train/rng_replay.hpp>
+#include <block_streamer/train/step_gradients.hpp>
+#include <block_streamer/train/step_pass.hpp>
 #include <block_streamer/train/streamed_run.hpp>
 
 #include <ATen/Context.h>
@@ -21,12 +19,9 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
-#include <torch/csrc/autograd/autograd.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -34,10 +29,6 @@
 #include <vector>
 
 namespace block_streamer::inline v1 {
-
-/// @brief From what a list gives, and what it is to give, to the loss: one number on the device.
-template <streamable_block Block>
-using StepLoss = std::function<at::Tensor(const ResultOf<Block>&, std::span<const at::Tensor>)>;
 
 /// @brief One training step up to its gradients, recorded in a graph of the device: forward, loss,
 /// and the backward with its second fetch of the blocks, with inputs and targets of one shape. What
@@ -67,13 +58,14 @@ class RecordedStep {
         random_{run_->device(), run_->blocks().size()},
         gradients_{run_->blocks()} {
     const typename Run::Walk walk{*run_};
-    expect_trainable(input);
+    expect_trainable();
     const c10::NoGradGuard no_grad;
     const c10::InferenceMode normal{false};
     input_ = input.detach().clone();
     for (const at::Tensor& target : targets) targets_.push_back(target.detach().clone());
     detail::own_replayed(context_);
     side.run([&] {
+      const detail::FreshAccumulators accumulators{gradients_.parameters()};
       compute_once(loss);
       record(loss);
     });
@@ -112,6 +104,7 @@ class RecordedStep {
     const typename Run::Walk walk{*run_};
     const c10::NoGradGuard no_grad;
     const c10::InferenceMode normal{false};
+    gradients_.expect_no_hooks();
     run_->refetch_masters();
     at::Tensor loss;
     run_->replay_walk(plan_, [&] {
@@ -129,15 +122,11 @@ class RecordedStep {
   }
 
  private:
-  [[nodiscard]] static UnsupportedError refusal(const std::string& why) {
-    return UnsupportedError{"a training step cannot be recorded in a graph: " + why};
-  }
-  void expect_trainable(const Hidden& input) {
+  void expect_trainable() const {
     if (run_->blocks().lowest_trainable() == run_->blocks().size())
-      throw refusal("nothing of the list trains");
-    if (input.requires_grad()) throw refusal("its input needs a gradient");
-    if (needs_gradient(context_)) throw refusal("a tensor of the context needs a gradient");
-    if (run_->masters_train()) throw refusal("gradients of masters leave for the host");
+      throw detail::step_refusal("nothing of the list trains");
+    if (run_->masters_train())
+      throw detail::step_refusal("gradients of masters leave for the host");
   }
 
   /// As it is recorded: kernels, libraries and memory are made ready by it.
@@ -153,11 +142,10 @@ class RecordedStep {
     gradients_.clear();
     const bool drew = !at::equal(before, host_random());
     callers.apply();
-    if (drew) throw refusal("it draws random numbers on the host");
+    if (drew) throw detail::step_refusal("it draws random numbers on the host");
   }
   void record(const Loss& loss) {
     plan_ = run_->prepare_recording(run_->blocks().lowest_trainable());
-    const detail::FreshAccumulators accumulators{gradients_.parameters()};
     std::string where = "the loss";
     const auto walks = [&] {
       auto watch = detail::watch<Run>(where, graph_);
@@ -173,54 +161,11 @@ class RecordedStep {
     detail::record_pass(*run_, graph_, plan_, where, walks, &random_);
   }
 
-  /// The step's forward, loss and backward, on the calling thread but for what the engine runs.
   void compute(const Loss& loss, std::string& where) {
-    SavedForward<Context> saved{{}, {false}, casts_};
-    saved.contexts.emplace_back(context_);
-    PassOutputs<Run> outputs =
-        forward_pass<Run>(*run_, {{input_}, {&context_, 1}}, &saved, /*training=*/true);
-    std::vector<at::Tensor> given{std::move(outputs.hidden[0])};
-    given.insert(given.end(), outputs.extras[0].begin(), outputs.extras[0].end());
-    outputs = {};
-    std::vector<at::Tensor> pulled = pull_loss(loss, std::move(given));
     GradientLedger ledger = gradients_.make_ledger(run_->blocks(), run_->masters());
-    static_cast<void>(backward_pass(*run_, saved, {std::move(pulled)}, ledger));
+    loss_ = step_pass<Run>(*run_, loss, input_, context_, targets_, ledger);
     gradients_.take(ledger);
     where = "the gradients";
-  }
-  /// @returns the gradients of what the list gave.
-  [[nodiscard]] std::vector<at::Tensor> pull_loss(const Loss& loss, std::vector<at::Tensor> given) {
-    std::vector<at::Tensor> leaves;
-    for (at::Tensor& output : given) {
-      if (!output.defined() || !torch::autograd::isDifferentiableType(output.scalar_type()))
-        continue;
-      output = output.detach().set_requires_grad(true);
-      leaves.push_back(output);
-    }
-    forget_casts(run_->device());
-    const c10::AutoGradMode grad_mode{true};
-    const at::Tensor value =
-        loss(whole_result<Block>(given.front(), {given.begin() + 1, given.end()}), targets_);
-    check_loss(value, leaves);
-    loss_ = value.detach();
-    std::vector<at::Tensor> found = torch::autograd::grad(
-        {value}, leaves, {}, /*retain_graph=*/false, /*create_graph=*/false, /*allow_unused=*/true);
-    forget_casts(run_->device());
-    std::vector<at::Tensor> of_given(given.size());
-    for (std::size_t i = 0, leaf = 0; i < given.size(); ++i) {
-      if (given[i].defined() && given[i].requires_grad()) of_given[i] = std::move(found[leaf++]);
-    }
-    return of_given;
-  }
-  void check_loss(const at::Tensor& value, const std::vector<at::Tensor>& leaves) const {
-    expects(value.defined() && value.numel() == 1 && value.device() == run_->device(),
-            "the loss of a step is one number on the streamer's device");
-    if (!value.requires_grad()) throw refusal("its loss does not depend on what the list gives");
-    for (const at::Tensor& leaf : detail::leaves_behind(value, at::Tensor{})) {
-      const auto is_leaf = [&](const at::Tensor& known) { return known.is_same(leaf); };
-      if (std::ranges::none_of(leaves, is_leaf))
-        throw refusal("its loss leads to another tensor that needs a gradient");
-    }
   }
 
   std::shared_ptr<Run> run_;

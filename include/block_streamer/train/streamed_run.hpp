@@ -56,9 +56,10 @@ class TypeChange final : public Finisher<Backend> {
 /// @brief The heap core of a Streamer: pipeline and bound blocks together, and the walks over them.
 /// Shared by the Streamer and by the autograd nodes it made, so a graph may outlive the Streamer.
 /// **Threads.** One walk at a time; a second is refused.
-template <streamable_block Block, execution_backend Backend>
+template <streamable_block B, execution_backend Backend>
 class StreamedRun {
  public:
+  using Block = B;
   using Hidden = typename Block::Hidden;
   using Context = typename Block::Context;
   using Pipeline = BlockPipeline<Backend>;

@@ -2,15 +2,16 @@
 #pragma once
 
 #include <block_streamer/block/masters.hpp>
-#include <block_streamer/core/error.hpp>
 #include <block_streamer/train/gradient_ledger.hpp>
 #include <block_streamer/train/gradient_route.hpp>
+#include <block_streamer/train/step_pass.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty_strided.h>
 
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -50,21 +51,27 @@ class FreshAccumulators {
 /// get to .grad.
 class StepGradients {
  public:
-  /// @throws UnsupportedError if hooks are to see a gradient.
+  /// @throws as expect_no_hooks().
   template <class Blocks>
   explicit StepGradients(const Blocks& blocks) : trains_{trains_of(blocks)} {
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       for (const at::Tensor& parameter : blocks.adapter_parameters(b)) {
-        if (!parameter.requires_grad() || place_of(parameter) != parameters_.size()) continue;
-        if (!torch::autograd::impl::hooks(parameter).empty() ||
-            torch::autograd::impl::post_acc_grad_hooks(parameter) != nullptr) {
-          throw UnsupportedError{
-              "a training step cannot be recorded in a graph: a parameter has hooks"};
-        }
-        parameters_.push_back(parameter);
+        if (parameter.requires_grad() && place_of(parameter) == parameters_.size())
+          parameters_.push_back(parameter);
       }
     }
+    expect_no_hooks();
     clear();
+  }
+
+  /// @throws UnsupportedError if hooks are to see a gradient.
+  void expect_no_hooks() const {
+    for (const at::Tensor& parameter : parameters_) {
+      if (!torch::autograd::impl::hooks(parameter).empty() ||
+          torch::autograd::impl::post_acc_grad_hooks(parameter) != nullptr) {
+        throw step_refusal("a parameter has hooks");
+      }
+    }
   }
 
   /// @brief What trains, each once.
