@@ -131,7 +131,8 @@ class CudaTest(unittest.TestCase):
         while running.poll() is None and (not metrics.exists() or metrics.read_text().count("\n") < 5):
             time.sleep(0.005)
         running.send_signal(signal.SIGINT)
-        self.assertEqual(running.wait(60), 130, running.stderr.read())
+        shown = running.communicate(timeout=60)[1]
+        self.assertEqual(running.returncode, 130, shown)
         self.assertEqual(self.finetuned("tied", "parts", *form, "--graph", "--resume"), whole)
 
     def test_steps_that_cannot_be_recorded_are_refused(self):

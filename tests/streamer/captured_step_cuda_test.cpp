@@ -628,23 +628,25 @@ TEST_CASE("captured step: as the documents show it") {
   Trained<> trained{model, support::toy_options()}, plain{model, support::toy_options()};
   auto& streamer = trained.streamer;
   auto& adamw = trained.adamw;
+  std::vector<std::pair<at::Tensor, at::Tensor>> batches;
+  for (std::int64_t n = 0; n < 10; ++n) batches.emplace_back(input_of(5, n), input_of(5, 50 + n));
   std::vector<at::Tensor> losses;
   // [step]
   auto step = streamer.capture_step([](const at::Tensor& y, std::span<const at::Tensor> targets) {
     return at::mse_loss(y, targets[0]);  // while a step is recorded; then the graph does it
   });
   std::vector<at::Tensor> parameters = streamer.parameters();
-  for (std::uint64_t n = 1; n <= 10; ++n) {
+  std::uint64_t number = 0;
+  for (const auto& [x, target] : batches) {
     for (at::Tensor& parameter : parameters) parameter.mutable_grad() = at::Tensor{};
-    const at::Tensor x = input_of(5, 1), target = input_of(5, 2);
     losses.push_back(step.run(x, {target}));  // fills .grad, as a backward does
-    adamw.step(parameters, {.step = n, .learning_rate = 2e-2});
+    adamw.step(parameters, {.step = ++number, .learning_rate = 2e-2});
   }
   // [/step]
   ToyContext context;
   for (std::size_t n = 0; n < losses.size(); ++n) {
     plain.forget();
-    CHECK(same(losses[n], plain.plain(input_of(5, 1), input_of(5, 2), context)));
+    CHECK(same(losses[n], plain.plain(batches[n].first, batches[n].second, context)));
     plain.optimize();
   }
 }
