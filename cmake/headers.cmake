@@ -269,11 +269,15 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   block_streamer.hpp
   capture/captured_forward.hpp
   capture/captured_pass.hpp
+  capture/captured_step.hpp
+  capture/recorded_step.hpp
+  capture/recording.hpp
   finetune/evaluation.hpp
   finetune/loss_over_tokens.hpp
   finetune/loss_plot.hpp
   finetune/metrics_log.hpp
   finetune/micro_batch_order.hpp
+  finetune/recorded_micro_batches.hpp
   finetune/row_batch.hpp
   finetune/row_order.hpp
   finetune/run_folder.hpp
@@ -347,6 +351,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   train/gradient_ledger.hpp
   train/gradient_route.hpp
   train/gradient_sum.hpp
+  train/graph_leaves.hpp
   train/host_places.hpp
   train/master_watch.hpp
   train/rng_replay.hpp
@@ -355,6 +360,8 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   train/saved_input.hpp
   train/sliced_linear.hpp
   train/sliced_matrix.hpp
+  train/step_gradients.hpp
+  train/step_pass.hpp
   train/streamed_matrix.hpp
   train/streamed_node.hpp
   train/streamed_run.hpp

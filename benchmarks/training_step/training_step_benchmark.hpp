@@ -9,6 +9,7 @@
 #include "step_bound.hpp"
 #include "training_step_options.hpp"
 
+#include <block_streamer/block/device_graph.hpp>
 #include <block_streamer/optim/adamw.hpp>
 #include <block_streamer/train/chunked_loss.hpp>
 
@@ -21,6 +22,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -51,6 +53,12 @@ class TrainingStepBenchmark {
             "lora_step/" + std::to_string(cached + 2) + "_slots/1x" + std::to_string(tokens),
             [=, this](auto& state) {
               measure(state, static_cast<std::size_t>(cached), 1, tokens);
+            });
+        register_once(
+            report_,
+            "lora_step_graph/" + std::to_string(cached + 2) + "_slots/1x" + std::to_string(tokens),
+            [=, this](auto& state) {
+              measure_graph(state, static_cast<std::size_t>(cached), tokens);
             });
       }
     }
@@ -95,10 +103,16 @@ class TrainingStepBenchmark {
     return *head_;
   }
   [[nodiscard]] at::Tensor loss_of(const at::Tensor& hidden, const Batch& batch) {
+    return loss_of(hidden, batch.targets, batch.scored);
+  }
+  /// @param targets  TokenTargets, or ScoredTokens: what a recorded loss takes.
+  template <class Targets>
+  [[nodiscard]] at::Tensor loss_of(const at::Tensor& hidden, const Targets& targets,
+                                   double scored) {
     const auto logits_of = [&head = head()](const at::Tensor& rows) { return head.logits(rows); };
-    return bs::chunked_token_loss(logits_of, hidden, batch.targets,
+    return bs::chunked_token_loss(logits_of, hidden, targets,
                                   static_cast<std::uint64_t>(options_.vocabulary))
-        .sum.div(batch.scored);
+        .sum.div(scored);
   }
 
   [[nodiscard]] Streamer& streamer(std::size_t cached) {
@@ -224,6 +238,52 @@ class TrainingStepBenchmark {
     report_memory(state, batch, name_of(cached, count, tokens));
   }
 
+  /// The same step, copies included, replayed from a graph of the device; beside the eager one of
+  /// the same round.
+  void measure_graph(benchmark::State& state, std::size_t cached, std::int64_t tokens) {
+    if (!bs::DeviceGraph<typename Side::Backend>::supported)
+      return state.SkipWithError("skipped: this device has no graphs");
+    if (options_.activations != "device")
+      return state.SkipWithError("skipped: inputs of blocks wait elsewhere than on the device");
+    Streamer& s = streamer(cached);
+    Batch batch = batch_of(1, tokens);
+    auto captured = s.capture_step(
+        [this, scored = batch.scored](const at::Tensor& hidden, std::span<const at::Tensor> given) {
+          return loss_of(hidden, bs::ScoredTokens{given[0], given[1]}, scored);
+        },
+        batch.contexts[0]);
+    const bs::ScoredTokens scored = bs::scored_tokens(batch.targets, side_.device());
+    const auto graph_step = [&] {
+      static_cast<void>(captured.run(batch.inputs[0], {scored.positions, scored.wanted}));
+      optimize();
+    };
+    for (int i = 0; i < 2; ++i) {  // the first records
+      step(s, batch);
+      graph_step();
+      static_cast<void>(parts_of(batch));
+    }
+    std::vector<double> times, eager, ratios, limits;
+    StepParts parts;
+    StepLink link{decoder_.config().layer_count, s.shape().slot_count, 0};
+    for (std::size_t round = 0; round < options_.rounds; ++round) {
+      session_.settle();
+      link.link_bytes_per_s = decoder_.link_rate();
+      parts = parts_of(batch);
+      const StepBound bound = step_bound(decoder_.storage().image(bs::BlockId{0}), link, parts);
+      eager.push_back(session_.seconds_of([&] { step(s, batch); }));
+      graph_step();  // its blocks are in its slots again
+      s.reset_stats();
+      times.push_back(session_.seconds_of(graph_step));
+      if (s.statistics().fetches != bound.fetches)
+        throw std::runtime_error{"a recorded step fetched " +
+                                 std::to_string(s.statistics().fetches) + " blocks, the bound " +
+                                 std::to_string(bound.fetches)};
+      limits.push_back(bound.time_s);
+      ratios.push_back(times.back() / bound.time_s);
+    }
+    report_graph(state, name_of(cached, 1, tokens), {times, limits, ratios}, eager);
+  }
+
   [[nodiscard]] static std::string name_of(std::size_t cached, std::size_t count,
                                            std::int64_t tokens) {
     return std::to_string(count) + "x" + std::to_string(tokens) + ", " +
@@ -253,6 +313,19 @@ class TrainingStepBenchmark {
                         Side::is_device ? std::optional{at_most(1.03)} : std::nullopt, note});
     report_.add({"bytes copied, " + name,
                  static_cast<double>(session_.current().statistics().bytes_copied) / 1e9, "GB"});
+  }
+
+  void report_graph(benchmark::State& state, const std::string& name, const Times& times,
+                    const std::vector<double>& eager) {
+    state.SetIterationTime(median(times.steps));
+    state.counters["eager_ms"] = median(eager) * 1e3;
+    const auto [least, most] = std::minmax_element(times.ratios.begin(), times.ratios.end());
+    char note[120];
+    std::snprintf(note, sizeof note, "(%.3f ... %.3f) eager %.2f ms, graph / eager %.3f", *least,
+                  *most, median(eager) * 1e3, median(times.steps) / median(eager));
+    report_.add(state,
+                {"LoRA step, graph, " + name + " / recurrence", median(times.steps) * 1e3, "ms",
+                 median(times.limits) * 1e3, median(times.ratios), std::nullopt, note});
   }
 
   /// What the device holds at most, against what a step needs: what is resident, the slots, the

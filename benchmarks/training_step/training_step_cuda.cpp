@@ -2,6 +2,8 @@
 #include "../support/cuda_side.hpp"
 #include "training_step_benchmark.hpp"
 
+#include <block_streamer/block/device_graph_cuda.hpp>
+
 #include <cstdio>
 
 namespace block_streamer_benchmarks {

@@ -47,7 +47,8 @@ void expect_full_mode(const CommonOptions& common, const FinetuneOptions& option
       {!form.alpha_pattern.empty(), "--alpha-pattern"},
       {form.use_rslora, "--rslora"},
       {form.top_fraction.has_value(), "--top-fraction"},
-      {!options.adapter.empty(), "--adapter"}};
+      {!options.adapter.empty(), "--adapter"},
+      {options.graph, "--graph"}};
   for (const auto& [is_given, name] : given) {
     if (is_given) throw UsageError{name + " is of an adapter, and --mode full trains none"};
   }

@@ -66,6 +66,7 @@ class FinetuneRun {
     training.forecast(rows(), rows_a_step_);
     Loop loop{loaded_.model(), loaded_.streamer(), training_options(training),
               training.residents()};
+    if (job_.options.graph) loop.record_steps();
     if (job_.options.resume) position_ = saving.resume(loop.optimizer());
     if (position_.step >= steps_) return already_finished(saving);
     say_what_trains(training);

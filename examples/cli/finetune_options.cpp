@@ -109,6 +109,9 @@ void add_training_options(CLI::App& app, FinetuneOptions& options) {
   app.add_flag("--pack", options.pack,
                "several short rows share one of --seq-len tokens; they do not see each other")
       ->group(group);
+  app.add_flag("--graph", options.graph,
+               "records passes of one shape in a CUDA graph and replays them (--storage ram)")
+      ->group(group);
   app.add_option("--lr", options.learning_rate,
                  "learning rate (default: 0.0002; with --mode full 0.00002)")
       ->type_name("RATE")

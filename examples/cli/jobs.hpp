@@ -62,6 +62,7 @@ struct FinetuneOptions {
   block_streamer::MicroBatchOrder micro_batches = block_streamer::MicroBatchOrder::together;
   std::uint64_t seq_len = 512;
   bool pack = false;                    ///< several rows in one of at most seq_len tokens
+  bool graph = false;                   ///< passes of one shape are recorded once and replayed
   std::optional<double> learning_rate;  ///< empty: the mode's
   double weight_decay = 0.01;
   block_streamer::ScheduleShape schedule = block_streamer::ScheduleShape::constant;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <block_streamer/capture/captured_forward.hpp>
+#include <block_streamer/capture/captured_step.hpp>
 #include <block_streamer/optim/external_optimizer.hpp>
 #include <block_streamer/optim/no_optimizer.hpp>
 #include <block_streamer/optim/optimizer_policy.hpp>
@@ -126,6 +127,24 @@ class Streamer {
   [[nodiscard]] CapturedForward<Block, Backend> capture(
       CaptureOptions options = {}) requires std::default_initializable<Context> {
     return {run_, Context{}, options};
+  }
+
+  /// @brief Training steps of attached adapters that are recorded in a graph of the device, copies
+  /// included, and replayed: forward, loss and backward. Needs block/device_graph_cuda.hpp for a
+  /// CUDA backend.
+  /// @param loss     of what forward() returns and of the targets that a step brings; called while
+  /// a step is recorded. Other tensors that it uses keep their places.
+  /// @param context  what the blocks get where a step names no other.
+  /// @throws UnsupportedError saying why: as capture() does, and if inputs of blocks wait elsewhere
+  /// than on the device.
+  [[nodiscard]] CapturedStep<Block, Backend> capture_step(StepLoss<Block> loss, Context context,
+                                                          CaptureOptions options = {}) {
+    return {run_, std::move(loss), std::move(context), options};
+  }
+  [[nodiscard]] CapturedStep<Block, Backend> capture_step(
+      StepLoss<Block> loss,
+      CaptureOptions options = {}) requires std::default_initializable<Context> {
+    return {run_, std::move(loss), Context{}, options};
   }
 
   Streamer& train(bool training = true) noexcept {

@@ -12,9 +12,11 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -97,6 +99,53 @@ class CudaTest(unittest.TestCase):
             losses = [self.ok("evaluate", model, *options, *more)[0]
                       for more in ([], ["--graph"], ["--graph", "--device-budget", block], ["--graph", "--resident", "none"])]  # fmt: skip
             self.assertEqual(len(set(losses)), 1, losses)
+
+    def finetuned(self, model, name, *options):
+        output = self.folder / f"graph-{model}-{name}"
+        self.ok("finetune", model, "--data", self.data, "--seq-len", "48", "--rank", "4", "--lr", "1e-2", "--storage", "ram",
+                "--output", output, *options)  # fmt: skip
+        metrics = [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in (output / "metrics.jsonl").read_text().splitlines()]
+        return (output / "adapter_model.safetensors").read_bytes(), metrics
+
+    def test_recorded_steps_train_the_same_adapter(self):
+        block = str(3 * self.block_bytes())
+        forms = {
+            "plain": ["--steps", "6"],
+            "several": ["--steps", "5", "--batch", "2", "--grad-accum", "2", "--max-grad-norm", "0.5", "--dropout", "0.2"],
+            "top": ["--steps", "4", "--top-fraction", "0.5", "--no-shuffle"],
+        }
+        for model in self.models:
+            for name, form in forms.items():
+                plain = self.finetuned(model, name, *form)
+                for number, more in enumerate([[], ["--device-budget", block], ["--prefetch-ahead", "2"]]):
+                    self.assertEqual(self.finetuned(model, f"{name}-{number}", *form, "--graph", *more), plain, (model, name, more))
+
+    def test_a_recorded_run_that_is_interrupted_goes_on(self):
+        form = ["--steps", "400", "--batch", "2", "--grad-accum", "2", "--dropout", "0.1"]
+        whole = self.finetuned("tied", "whole", *form)
+        output = self.folder / "graph-tied-parts"
+        command = [PROGRAM, "finetune", "--model", self.models["tied"], "--device", "cuda", "--data", self.data, "--seq-len", "48", "--rank", "4",
+                   "--lr", "1e-2", "--storage", "ram", "--output", output, *form, "--graph"]  # fmt: skip
+        running = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE)
+        metrics = output / "metrics.jsonl"
+        while running.poll() is None and (not metrics.exists() or metrics.read_text().count("\n") < 5):
+            time.sleep(0.005)
+        running.send_signal(signal.SIGINT)
+        shown = running.communicate(timeout=60)[1]
+        self.assertEqual(running.returncode, 130, shown)
+        self.assertEqual(self.finetuned("tied", "parts", *form, "--graph", "--resume"), whole)
+
+    def test_steps_that_cannot_be_recorded_are_refused(self):
+        for options, says in [
+            (["--storage", "file"], "a graph cannot wait for reads"),
+            (["--storage", "ram", "--activations", "ram"], "elsewhere than on the device"),
+            (["--storage", "ram", "--resident", "none"], "its head is streamed"),
+        ]:
+            code, _, err = run("finetune", "--model", self.models["tied"], "--device", "cuda", "--data", self.data, "--seq-len", "48",
+                               "--steps", "1", "--output", self.folder / "refused", "--graph", *options)  # fmt: skip
+            self.assertEqual(code, 1, err)
+            self.assertIn(says, err)
+            self.assertFalse((self.folder / "refused").exists())
 
     def test_passes_over_files_are_not_recorded(self):
         code, _, err = run("evaluate", "--model", self.models["tied"], "--device", "cuda", "--data", self.data,

@@ -207,6 +207,7 @@ class Options(FullTest):
             err = self.run_program(self.output, option, value, code=2)
             self.assertRegex(err, f"error: {option}.* --mode full ")
         self.assertIn("error: --rslora", self.run_program(self.output, "--rslora", code=2))
+        self.assertIn("error: --graph", self.run_program(self.output, "--graph", code=2))
         self.assertIn("--mode", self.run_program(self.output, "--mode", "half", code=2))
         self.assertIn("--weight-decay", self.run_program(self.output, "--weight-decay", "-1", code=2))
         self.assertFalse(self.output.exists())

@@ -192,6 +192,15 @@ TEST_CASE("an evaluation that ends in an exception leaves the mode as it was") {
   CHECK(tiny.streamer.is_training());
 }
 
+TEST_CASE("steps are not recorded on the host, which changes nothing") {
+  Tiny tiny, plain;
+  bs::TrainingLoop loop{tiny.model, tiny.streamer}, other{plain.model, plain.streamer};
+  CHECK_THROWS_AS(loop.record_steps(), bs::UnsupportedError);
+  const auto rows = some_rows();
+  const std::size_t numbers[] = {0, 1, 4};
+  CHECK(loop.step(rows, numbers, 2, 1e-2)->loss == other.step(rows, numbers, 2, 1e-2)->loss);
+}
+
 TEST_CASE("a step that is stopped changes nothing") {
   const auto rows = some_rows();
   const std::size_t numbers[] = {0, 1, 2};

@@ -73,6 +73,28 @@ struct Case {
 
 }  // namespace
 
+TEST_CASE("scored positions alone give the loss and gradients of all targets, bit for bit") {
+  for (const std::int64_t rows : {1, 5, 1000}) {
+    Case all, picked;
+    bs::ChunkedLossOptions options;
+    options.logits_byte_count = static_cast<std::uint64_t>(4 * V * rows);
+    const auto one = bs::chunked_token_loss(all.logits_of(), all.hidden, all.targets, V, options);
+    const bs::ScoredTokens scored = bs::scored_tokens(picked.targets, at::kCPU);
+    const auto other =
+        bs::chunked_token_loss(picked.logits_of(), picked.hidden, scored, V, options);
+    one.sum.backward();
+    other.sum.backward();
+    CHECK(one.count == other.count);
+    CHECK(at::equal(one.sum, other.sum));
+    CHECK(at::equal(all.hidden.grad(), picked.hidden.grad()));
+    CHECK(scored.positions.size(0) == static_cast<std::int64_t>(one.count));
+  }
+  Case wrong;
+  const bs::ScoredTokens uneven{at::zeros({2}, at::kLong), at::zeros({3}, at::kLong)};
+  CHECK_THROWS_AS(bs::chunked_token_loss(wrong.logits_of(), wrong.hidden, uneven, V),
+                  bs::ContractViolation);
+}
+
 TEST_CASE("a chunked loss and its gradient are those of the plain one, whatever the chunk") {
   const Case c;
   const bs::TokenLoss plain = c.plain();

@@ -116,6 +116,40 @@ TEST_CASE("passes between replays find their bytes, and replays what they keep")
   }
 }
 
+TEST_CASE("a pass that returns finds what it begins with, also after others") {
+  for (std::uint32_t ahead = 0; ahead <= 3; ++ahead) {
+    for (const std::uint64_t budget : {0U, 60000U}) {
+      for (const std::size_t last : {std::size_t{0}, std::size_t{5}}) {
+        Setup setup{options_with(ahead, budget)};
+        const auto order = bs::ascending(0, block_count);
+        const bs::RepeatedPlan plan = setup.pipeline.prepare_recording(order, setup.compute, last);
+        CHECK(setup.wrong_visits(setup.pipeline.begin_recording(plan, setup.compute)) == 0);
+        setup.pipeline.end_recording(plan, /*failed=*/false);
+        INFO("ahead " << ahead << " budget " << budget << " last " << last);
+        for (int i = 0; i < 4; ++i) {
+          if (i == 2) CHECK(setup.plain_pass() == 0);
+          setup.pipeline.drain();
+          setup.pipeline.reset_statistics();
+          setup.pipeline.replay(plan, setup.compute, [&] {
+            for (std::uint32_t slot = 0; slot < plan.begins.size(); ++slot) {
+              if (!plan.begins[slot]) continue;
+              const auto history = setup.pipeline.history();
+              const auto found = std::find_if(history.rbegin(), history.rend(),
+                                              [&](const auto& t) { return t.slot == slot; });
+              REQUIRE(found != history.rend());
+              CHECK(found->part == *plan.begins[slot]);
+              CHECK(found->to != bs::Residency::empty);
+            }
+          });
+          const bs::Statistics after = setup.pipeline.statistics();
+          CHECK(after.visits == 2 * block_count - last);
+          if (i % 2 == 1) CHECK(after.fetches == plan.plan.fetches.size());  // nothing came between
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("a recording that fails leaves nothing resident and no failure behind") {
   Setup setup{options_with(1, 60000)};
   const bs::RepeatedPlan plan =

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forwards recorded in CUDA graphs and replayed. Skips, saying why, where there is no device.
+#include "cuda_values.hpp"
 #include "toy_model.hpp"
 
 #include <block_streamer/architecture/decoder_tensors.hpp>
@@ -25,21 +26,15 @@
 #include <vector>
 
 namespace bs = block_streamer;
+using support::check_refused;
 using support::cuda;
+using support::input_of;
+using support::same;
 using support::ToyContext;
 using support::ToyModel;
 using CudaStreamer = support::ToyStreamer<bs::CudaBackend>;
 
 namespace {
-
-bool same(const at::Tensor& a, const at::Tensor& b) {
-  return support::same_bits(a.cpu(), b.cpu());
-}
-
-at::Tensor input_of(std::int64_t rows, std::int64_t seed, at::ScalarType dtype = at::kFloat) {
-  auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(seed));
-  return at::randn({rows, support::toy_width}, generator).to(dtype).to(cuda);
-}
 
 std::uint64_t all_bytes(const CudaStreamer& streamer) {
   return streamer.block_count() * streamer.shape().slot_byte_count;
@@ -53,18 +48,6 @@ struct DeviceSpanCount {
     count += event.name == "copy" || event.name == "compute" ? 1 : 0;
   }
 };
-
-/// What is thrown says this.
-template <class Error, class Work>
-void check_refused(Work&& work, const std::string& part) {
-  try {
-    work();
-    FAIL("nothing was thrown");
-  } catch (const Error& error) {
-    INFO(error.what());
-    CHECK(std::string{error.what()}.find(part) != std::string::npos);
-  }
-}
 
 }  // namespace
 

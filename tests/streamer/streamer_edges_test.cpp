@@ -223,13 +223,20 @@ TEST_CASE("s12 passes on the host are not recorded, and it is said why") {
     ToyContext context;
     const auto x = support::toy_input();
     const auto expected = streamer.forward(x, context);
-    try {
-      (void)streamer.capture();
-      FAIL("it was recorded");
-    } catch (const bs::UnsupportedError& error) {
-      CHECK(std::string{error.what()} ==
-            "passes on cpu cannot be recorded in a graph: the device has none");
-    }
+    const auto check_refused = [](auto&& capture) {
+      try {
+        capture();
+        FAIL("it was recorded");
+      } catch (const bs::UnsupportedError& error) {
+        CHECK(std::string{error.what()} ==
+              "passes on cpu cannot be recorded in a graph: the device has none");
+      }
+    };
+    check_refused([&] { (void)streamer.capture(); });
+    check_refused([&] {
+      (void)streamer.capture_step(
+          [](const at::Tensor& y, std::span<const at::Tensor>) { return y.sum(); });
+    });
     CHECK(same_bits(streamer.forward(x, context), expected));
   }
 }

@@ -7,6 +7,8 @@
 
 #include <c10/core/Device.h>
 
+#include <cstddef>
+#include <memory>
 #include <string>
 
 namespace block_streamer::inline v1 {
@@ -19,6 +21,10 @@ namespace block_streamer::inline v1 {
 /// gets next.
 /// - `record(work)`: records what `work` enqueues, inside Side::run. What it throws passes through,
 /// and the device, LibTorch's allocator and its random numbers are as before then.
+/// - `RepeatedRandom{device, count}`: random numbers that a recorded pass draws twice, `count`
+/// times at most; given to `record(work, &random)` and outlived by the graph's replays. Inside
+/// `work` `mark(i)` is where they begin, and they begin there again while what `again(i)` returns
+/// lives. `before_replay()` comes before each replay.
 /// - `expect_recording()`: inside `work`; throws UnsupportedError if the recording has come to
 /// nothing already.
 /// - `replay()`: enqueues the graph on LibTorch's current stream.
@@ -39,8 +45,15 @@ class NoDeviceGraph {
       work();
     }
   };
+  class RepeatedRandom {
+   public:
+    RepeatedRandom(at::Device, std::size_t) noexcept {}
+    void mark(std::size_t) const noexcept {}
+    [[nodiscard]] std::shared_ptr<void> again(std::size_t) const noexcept { return nullptr; }
+    void before_replay() const noexcept {}
+  };
   template <class Work>
-  void record(Work&&) {
+  void record(Work&&, RepeatedRandom* = nullptr) {
     throw UnsupportedError{"there are no graphs on this device"};
   }
   void expect_recording() const noexcept {}

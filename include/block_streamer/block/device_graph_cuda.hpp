@@ -5,14 +5,20 @@
 #include <block_streamer/block/stream_bridge_cuda.hpp>
 #include <block_streamer/device/cuda_call.hpp>
 
+#include <ATen/core/Generator.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 namespace block_streamer::inline v1 {
 
@@ -68,6 +74,74 @@ inline void abandon_recording(c10::cuda::CUDAStream stream,
   }
 }
 
+/// @brief Random numbers that a recorded pass draws twice, block by block: a recompute draws those
+/// of the first time. A graph counts what it draws from a generator from the place where that is at
+/// each replay; so each block's second time has a generator state of its own, which is put where
+/// the first time will begin.
+class CudaRepeatedRandom {
+ public:
+  CudaRepeatedRandom(at::Device device, std::size_t count)
+      : own_{at::cuda::detail::getDefaultCUDAGenerator(device.index())}, places_(count) {
+    for (Place& place : places_) place.state = own_.clone();
+  }
+  void register_with(at::cuda::CUDAGraph& graph) {
+    for (const Place& place : places_) graph.register_generator_state(place.state);
+  }
+  void mark(std::size_t i) { places_[i].begin = drawn(); }
+  [[nodiscard]] std::shared_ptr<void> again(std::size_t i) {
+    return std::make_shared<Turn>(*this, places_[i]);
+  }
+  void before_replay() {
+    const std::lock_guard lock{own_.mutex()};
+    const std::uint64_t seed = own_.current_seed(), offset = own_.get_offset();
+    for (Place& place : places_) {
+      if (!place.draws) continue;
+      place.state.set_current_seed(seed);
+      place.state.set_offset(offset + place.begin);
+    }
+  }
+
+ private:
+  struct Place {
+    at::Generator state;
+    std::uint64_t begin = 0;  ///< numbers drawn in the graph before
+    bool draws = false;
+  };
+  /// While it lives LibTorch draws from another state.
+  class Turn {
+   public:
+    Turn(CudaRepeatedRandom& random, Place& place)
+        : random_{random}, place_{place}, callers_{random.own().graphsafe_get_state()} {
+      const std::lock_guard lock{random_.own_.mutex()};
+      random_.own().graphsafe_set_state(place.state.getIntrusivePtr());
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    ~Turn() {
+      place_.draws = random_.drawn() > 0;
+      const std::lock_guard lock{random_.own_.mutex()};
+      random_.own().graphsafe_set_state(callers_);
+    }
+
+   private:
+    CudaRepeatedRandom& random_;
+    Place& place_;
+    c10::intrusive_ptr<c10::GeneratorImpl> callers_;
+  };
+
+  [[nodiscard]] at::CUDAGeneratorImpl& own() {
+    return *at::check_generator<at::CUDAGeneratorImpl>(own_);
+  }
+  /// In this recording so far.
+  [[nodiscard]] std::uint64_t drawn() {
+    const std::lock_guard lock{own_.mutex()};
+    return own().philox_cuda_state(0).offset_intragraph_;
+  }
+
+  at::Generator own_;  ///< LibTorch's own of the device
+  std::vector<Place> places_;
+};
+
 }  // namespace detail
 
 /// @brief CUDA graphs through LibTorch's, so that memory and random numbers of what is recorded are
@@ -116,12 +190,15 @@ class DeviceGraph<Backend> {
     typename Backend::Event crossed_;
   };
 
+  using RepeatedRandom = detail::CudaRepeatedRandom;
+
   template <class Work>
-  void record(Work&& work) {
+  void record(Work&& work, RepeatedRandom* random = nullptr) {
     const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
     const auto pool = at::cuda::graph_pool_handle();
     auto graph = std::make_unique<at::cuda::CUDAGraph>();
     try {
+      if (random != nullptr) random->register_with(*graph);
       graph->capture_begin(pool, cudaStreamCaptureModeThreadLocal);
       work();
       graph->capture_end();

@@ -43,13 +43,9 @@ class CapturedForward {
   /// what is in it besides tensors must not change from pass to pass.
   /// @throws UnsupportedError saying why no pass of this streamer can be recorded.
   CapturedForward(std::shared_ptr<Run> run, Context context, CaptureOptions options)
-      : run_{std::move(run)}, context_{std::move(context)}, options_{options} {
-    expects(options_.shapes > 0, "a captured forward keeps at least one shape");
-    const std::string name =
-        "passes on " + run_->device_name() + " cannot be recorded in a graph: ";
-    if (!Pass::Graph::supported) throw UnsupportedError{name + "the device has none"};
-    const std::string why = run_->pipeline().why_not_recorded();
-    if (!why.empty()) throw UnsupportedError{name + why};
+      : run_{std::move(run)}, context_{std::move(context)}, passes_{options.shapes} {
+    expects(options.shapes > 0, "a captured forward keeps at least one shape");
+    detail::expect_recordable<typename Pass::Graph>(*run_);
     side_ =
         std::make_unique<typename Pass::Graph::Side>(run_->pipeline().backend(), run_->device());
   }
@@ -75,44 +71,28 @@ class CapturedForward {
     return found;
   }
   /// @brief Passes recorded so far, those that were given up included.
-  [[nodiscard]] std::size_t recorded_count() const noexcept { return recorded_count_; }
+  [[nodiscard]] std::size_t recorded_count() const noexcept { return passes_.made_count(); }
 
  private:
   [[nodiscard]] Pass& pass_for(const Hidden& input, Context& context) {
     run_->check_input(input);
-    std::erase_if(passes_, [](const auto& pass) { return !pass->is_current(); });
-    const auto found = std::find_if(passes_.begin(), passes_.end(), [&](const auto& pass) {
+    const auto serves = [&](Pass& pass) {
       if constexpr (replayable_context<Context>) {
-        return pass->serves(input, context);
+        return pass.serves(input, context);
       } else {
-        return pass->serves(input);
+        return pass.serves(input);
       }
+    };
+    return passes_.find_or_make(serves, [&] {
+      detail::expect_replayable(context);
+      return std::make_unique<Pass>(run_, *side_, input, context);
     });
-    if (found == passes_.end()) return add(input, context);
-    std::rotate(found, found + 1, passes_.end());  // the latest
-    return *passes_.back();
-  }
-  [[nodiscard]] static std::string fixed_context() {
-    return "a pass with this context cannot be recorded in a graph: from pass to pass it changes "
-           "in "
-           "more than values of tensors, as with a KV cache";
-  }
-  [[nodiscard]] Pass& add(const Hidden& input, Context& context) {
-    if constexpr (replayable_context<Context>) {
-      if (!context.replays_as(context)) throw UnsupportedError{fixed_context()};
-    }
-    if (passes_.size() == options_.shapes) passes_.erase(passes_.begin());
-    passes_.push_back(std::make_unique<Pass>(run_, *side_, input, context));
-    ++recorded_count_;
-    return *passes_.back();
   }
 
   std::shared_ptr<Run> run_;
   Context context_;
-  CaptureOptions options_;
   std::unique_ptr<typename Pass::Graph::Side> side_;
-  std::vector<std::unique_ptr<Pass>> passes_;  ///< the latest used last
-  std::size_t recorded_count_ = 0;
+  detail::LatestRecordings<Pass> passes_;
 };
 
 }  // namespace block_streamer::inline v1

@@ -4,7 +4,7 @@
 #include <block_streamer/block/block_result.hpp>
 #include <block_streamer/block/device_graph.hpp>
 #include <block_streamer/block/replayable_context.hpp>
-#include <block_streamer/core/error.hpp>
+#include <block_streamer/capture/recording.hpp>
 #include <block_streamer/core/expects.hpp>
 #include <block_streamer/plan/repeated_plan.hpp>
 #include <block_streamer/train/autocast_state.hpp>
@@ -17,7 +17,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,25 +24,6 @@
 #include <vector>
 
 namespace block_streamer::inline v1 {
-
-namespace detail {
-
-/// `target` is what a clone of `tensor` would be, but for the values.
-[[nodiscard]] inline bool is_like(const at::Tensor& target, const at::Tensor& tensor) {
-  if (!target.defined() || !tensor.defined()) return target.defined() == tensor.defined();
-  if (target.scalar_type() != tensor.scalar_type() || target.sizes() != tensor.sizes() ||
-      target.device() != tensor.device()) {
-    return false;
-  }
-  return tensor.is_non_overlapping_and_dense() ? target.strides() == tensor.strides()
-                                               : target.is_contiguous();
-}
-
-[[nodiscard]] inline std::string first_line(const std::string& text) {
-  return text.substr(0, text.find('\n'));
-}
-
-}  // namespace detail
 
 /// @brief One forward of the list in evaluation mode, copies included, recorded in a graph of the
 /// device: with inputs of one shape, in one place. Write input(), call replay(), read output().
@@ -72,11 +52,7 @@ class CapturedPass {
     const c10::NoGradGuard no_grad;
     const c10::InferenceMode normal{false};
     input_ = input.detach().clone();
-    if constexpr (replayable_context<Context>) {
-      for (at::Tensor* tensor : context_.replayed()) {
-        if (tensor->defined()) *tensor = tensor->detach().clone();
-      }
-    }
+    detail::own_replayed(context_);
     side.run([this] {
       static_cast<void>(forward_pass<Run>(*run_, {{input_}, {&context_, 1}}, nullptr, false));
       record();
@@ -118,12 +94,7 @@ class CapturedPass {
   }
   [[nodiscard]] bool serves(const Hidden& input,
                             Context& context) requires replayable_context<Context> {
-    if (!serves(input) || !context_.replays_as(context)) return false;
-    const auto own = context_.replayed(), given = context.replayed();
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      if (!detail::is_like(*own[i], *given[i])) return false;
-    }
-    return true;
+    return serves(input) && detail::is_like_context(context_, context);
   }
   /// @brief Takes over the values, on the current stream. @pre serves() them; replays on other
   /// streams are over.
@@ -133,10 +104,7 @@ class CapturedPass {
   }
   void load_context(Context& context) requires replayable_context<Context> {
     const c10::NoGradGuard no_grad;
-    const auto own = context_.replayed(), given = context.replayed();
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      if (own[i]->defined()) own[i]->copy_(*given[i], /*non_blocking=*/true);
-    }
+    detail::load_replayed(context_, context);
   }
 
   /// @brief Enqueues the pass on LibTorch's current stream. Statistics, history and observer see a
@@ -184,30 +152,19 @@ class CapturedPass {
   void record() {
     plan_ = run_->prepare_recording();
     std::string where = "this pass";
-    try {
-      graph_.record([&] { walk(where); });
-    } catch (const std::exception& error) {
-      run_->pipeline().end_recording(plan_, /*failed=*/true);
-      throw UnsupportedError{where + " cannot be recorded in a graph of " + run_->device_name() +
-                             ": " + detail::first_line(error.what())};
-    } catch (...) {
-      run_->pipeline().end_recording(plan_, /*failed=*/true);
-      throw;
-    }
-    run_->pipeline().end_recording(plan_, /*failed=*/false);
+    detail::record_pass(*run_, graph_, plan_, where, [&] { walk(where); });
   }
   void walk(std::string& where) {
-    const std::size_t last = run_->blocks().size() - 1;
+    const std::size_t n = run_->blocks().size();
     std::vector<at::Tensor> extras(Run::extra_count);
     Hidden hidden = input_;
-    run_->record_walk(plan_, [&](BlockId block, auto&& run_block, std::span<const std::byte> slot) {
-      where = "block " + std::to_string(index_of(block));
-      const bool whole = Run::extra_count > 0 && index_of(block) == last;
-      hidden = detail::run_visit<Run>(run_block, slot, hidden, context_, /*training=*/false,
-                                      whole ? &extras : nullptr);
-      graph_.expect_recording();
-      where = "this pass";
-    });
+    const typename Run::RecordedWalks recorded{*run_, plan_, detail::watch<Run>(where, graph_)};
+    run_->walk(ascending(0, n), {},
+               [&](BlockId block, auto&& run_block, std::span<const std::byte> slot) {
+                 const bool whole = Run::extra_count > 0 && index_of(block) + 1 == n;
+                 hidden = detail::run_visit<Run>(run_block, slot, hidden, context_,
+                                                 /*training=*/false, whole ? &extras : nullptr);
+               });
     output_ = std::move(hidden);
     extras_ = std::move(extras);
   }

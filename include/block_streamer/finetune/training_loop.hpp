@@ -7,6 +7,7 @@
 #include <block_streamer/core/ids.hpp>
 #include <block_streamer/finetune/loss_over_tokens.hpp>
 #include <block_streamer/finetune/micro_batch_order.hpp>
+#include <block_streamer/finetune/recorded_micro_batches.hpp>
 #include <block_streamer/finetune/row_batch.hpp>
 #include <block_streamer/finetune/row_order.hpp>
 #include <block_streamer/models/non_finite.hpp>
@@ -120,6 +121,18 @@ class TrainingLoop {
     ++steps_;
     return report;
   }
+  /// @brief From the next step on, forward, loss and backward of a pass are recorded in a graph of
+  /// the device for each shape of rows, and replayed, pass after pass; no bit depends on it. Needs
+  /// block/device_graph_cuda.hpp for a CUDA backend.
+  /// @throws UnsupportedError saying why they cannot be; what else is in the way is thrown by the
+  /// step that meets it.
+  void record_steps(CaptureOptions options = {}) {
+    if (residents_ != nullptr) {
+      throw UnsupportedError{
+          "a training step cannot be recorded in a graph: embedding, norm and head train"};
+    }
+    recorded_ = recorded_micro_batches(model_, streamer_, options);
+  }
   /// @brief Steps finished, skipped ones included.
   [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
   /// @brief What it has kept of the steps so far, under block 0: one entry per parameter.
@@ -174,6 +187,7 @@ class TrainingLoop {
   /// the loss is not finite: the step is to be skipped. @returns false if stopped.
   [[nodiscard]] bool accumulate(std::span<const Part> parts, std::span<RngState> random,
                                 const std::function<bool()>& stop, StepReport& report) {
+    if (recorded_) return accumulate_recorded(parts, random, stop, report);
     if (stop && stop()) return false;
     const std::vector<at::Tensor> hidden = forward(parts, random);  // (B,T,C) each
     for (const Part& part : parts) report.tokens += part.batch.tokens;
@@ -184,21 +198,39 @@ class TrainingLoop {
       const at::Tensor scored = hidden[i].detach().set_requires_grad(true);
       const at::Tensor loss = loss_over_tokens(model_, scored, parts[i].targets).sum /
                               static_cast<double>(report.trained);
-      const double value = loss.template item<double>();
-      report.loss += value;
-      if (!std::isfinite(value)) {
-        report.not_finite =
-            "the loss is not finite; the first value that is not is in " +
-            first_non_finite(model_, streamer_, parts[i].batch.ids, context_of(parts[i]));
-        refuse_or_skip(report);
-        return true;
-      }
+      if (!add_loss(parts[i], loss, report)) return true;
       loss.backward();
       if (residents_ != nullptr) residents_->collect();
       gradients.push_back(scored.grad());
     }
     backward_from(hidden, gradients);
     return true;
+  }
+  [[nodiscard]] bool accumulate_recorded(std::span<const Part> parts, std::span<RngState> random,
+                                         const std::function<bool()>& stop, StepReport& report) {
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (stop && stop()) return false;
+      auto context = context_of(parts[i]);
+      at::Tensor loss;
+      {
+        const RngTurn turn{&random[i]};
+        loss = recorded_(embed(parts[i]), context, parts[i].targets,
+                         static_cast<double>(report.trained));
+      }
+      report.tokens += parts[i].batch.tokens;
+      if (!add_loss(parts[i], loss, report)) return true;
+    }
+    return true;
+  }
+  /// @returns false if it is not finite: the step is to be skipped, the report says why.
+  [[nodiscard]] bool add_loss(const Part& part, const at::Tensor& loss, StepReport& report) {
+    const double value = loss.template item<double>();
+    report.loss += value;
+    if (std::isfinite(value)) return true;
+    report.not_finite = "the loss is not finite; the first value that is not is in " +
+                        first_non_finite(model_, streamer_, part.batch.ids, context_of(part));
+    refuse_or_skip(report);
+    return false;
   }
   [[nodiscard]] std::vector<at::Tensor> forward(std::span<const Part> parts,
                                                 std::span<RngState> random) {
@@ -271,6 +303,7 @@ class TrainingLoop {
   models::ResidentParameters* residents_;
   std::vector<at::Tensor> parameters_;
   std::vector<LookedUp> looked_up_;  ///< in the running step, where the embedding trains
+  MicroBatchStep<typename Streamer::Context> recorded_;  ///< empty: steps are not recorded
   std::uint64_t steps_ = 0;
 };
 

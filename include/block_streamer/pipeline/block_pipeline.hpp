@@ -28,6 +28,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -105,7 +106,9 @@ class BlockPipeline {
   [[nodiscard]] std::string why_not_recorded() const;
   /// @brief Makes everything ready for a recording: what the plan keeps is brought to its slots.
   /// Waits until nothing is in flight. @returns what the recorded pass does.
-  [[nodiscard]] RepeatedPlan prepare_recording(std::span<const PartId> order, Stream& compute);
+  /// @param back_to  the pass returns from the end of the order to the part at this place of it.
+  [[nodiscard]] RepeatedPlan prepare_recording(std::span<const PartId> order, Stream& compute,
+                                               std::optional<std::size_t> back_to = {});
   /// @brief Begins the pass that is recorded: a pass like any other, whose operations on the device
   /// are recorded and not done. @pre prepare_recording() made the plan; nothing came between.
   [[nodiscard]] Pass begin_recording(const RepeatedPlan& plan, Stream& compute);

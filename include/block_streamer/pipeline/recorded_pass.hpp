@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -28,15 +29,17 @@ std::string BlockPipeline<Backend, Loop, Rules>::why_not_recorded() const {
 }
 
 template <execution_backend Backend, progress_loop Loop, class Rules>
-RepeatedPlan BlockPipeline<Backend, Loop, Rules>::prepare_recording(std::span<const PartId> order,
-                                                                    Stream& compute) {
+RepeatedPlan BlockPipeline<Backend, Loop, Rules>::prepare_recording(
+    std::span<const PartId> order, Stream& compute, std::optional<std::size_t> back_to) {
   expects(!pass_running_, "a pass is running: it must end before another is recorded");
   expects(why_not_recorded().empty(), "the passes of this pipeline can be recorded");
   expects_blocks(order);
   driver_.open();
   before_recording_ = statistics();
-  RepeatedPlan plan = plan_repeated(order, shape_.space, shape_.prefetch_ahead);
-  hold(plan.kept, compute);
+  RepeatedPlan plan =
+      back_to ? plan_repeated_return(order, *back_to, shape_.space, shape_.prefetch_ahead)
+              : plan_repeated(order, shape_.space, shape_.prefetch_ahead);
+  hold(plan.begins, compute);
   drain();
   return plan;
 }
@@ -83,7 +86,7 @@ void BlockPipeline<Backend, Loop, Rules>::replay(const RepeatedPlan& plan, Strea
           "a pass is running: calls must not overlap, nor come from inside a block");
   driver_.machine().rethrow_if_lost();
   driver_.machine().throw_if_failed();
-  hold(plan.kept, compute);
+  hold(plan.begins, compute);
   driver_.transfers().join(compute);
   try {
     launch();

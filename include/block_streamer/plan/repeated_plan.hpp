@@ -18,7 +18,8 @@ namespace block_streamer::inline v1 {
 /// it begins with.
 struct RepeatedPlan {
   PassPlan plan;
-  SlotContents kept;  ///< per slot, what must be there before and is never replaced
+  SlotContents kept;    ///< per slot, what is there before and is never replaced
+  SlotContents begins;  ///< per slot, what must be there before: `kept`, and what it ends with
 };
 
 namespace detail {
@@ -36,26 +37,57 @@ class RepeatedPlanner {
   }
 
   RepeatedPlan run() {
-    keep();
-    const auto left = std::count(slot_of_visit_.begin(), slot_of_visit_.end(), std::nullopt);
-    if (static_cast<std::size_t>(left) <= ring_.size()) keep_in_ring();
-    plan_.plan.residency = plan_.kept;
-    std::vector<std::uint32_t> free_after(ring_.size(), 0);  // per ring slot, visits to wait for
-    std::size_t turn = 0;
-    for (std::size_t i = 0; i < order_.size(); ++i) {
-      if (!slot_of_visit_[i]) {
-        const std::size_t at = turn++ % ring_.size();
-        plan_.plan.fetches.push_back({order_[i], ring_[at], free_after[at]});
-        free_after[at] = static_cast<std::uint32_t>(i + 1);
-        slot_of_visit_[i] = ring_[at];
-        plan_.plan.residency[ring_[at]] = order_[i];
-      }
-      plan_.plan.visits.push_back({order_[i], *slot_of_visit_[i]});
+    choose_slots();
+    plan_.begins = plan_.kept;
+    begin();
+    for (std::size_t i = 0; i < order_.size(); ++i) visit(i);
+    return std::move(plan_);
+  }
+  /// There, and back down to the part at `last`.
+  RepeatedPlan run_and_return(std::size_t last) {
+    choose_slots();
+    plan_.begins = plan_.kept;
+    // The way back ends with what the way there begins with, if it comes by all of it.
+    const auto first = std::ranges::find(in_turns_, true) - in_turns_.begin();
+    std::size_t open = last <= static_cast<std::size_t>(first) ? ring_.size() : 0;
+    for (std::size_t i = 0; i < order_.size() && open > 0; ++i) {
+      if (!in_turns_[i]) continue;
+      plan_.begins[slot_of_visit_[i].value()] = order_[i];
+      --open;
     }
+    begin();
+    for (std::size_t i = 0; i < order_.size(); ++i) visit(i);
+    for (std::size_t i = order_.size(); i > last; --i) visit(i - 1);
     return std::move(plan_);
   }
 
  private:
+  /// Each part has a slot of its own, or shares one of the ring with every so many-th of the
+  /// others: the same on the way back, so what was visited last on either way is found there again.
+  void choose_slots() {
+    keep();
+    const auto left = std::count(slot_of_visit_.begin(), slot_of_visit_.end(), std::nullopt);
+    if (static_cast<std::size_t>(left) <= ring_.size()) keep_in_ring();
+    std::size_t turn = 0;
+    for (std::size_t i = 0; i < order_.size(); ++i) {
+      in_turns_.push_back(!slot_of_visit_[i]);
+      if (in_turns_[i]) slot_of_visit_[i] = ring_[turn++ % ring_.size()];
+    }
+  }
+  void begin() {
+    plan_.plan.residency = plan_.begins;
+    free_after_.assign(plan_.kept.size(), 0);
+  }
+  void visit(std::size_t i) {
+    const std::uint32_t slot = slot_of_visit_[i].value();
+    std::optional<PartId>& held = plan_.plan.residency[slot];
+    if (held != order_[i]) {
+      plan_.plan.fetches.push_back({order_[i], slot, free_after_[slot]});
+      held = order_[i];
+    }
+    plan_.plan.visits.push_back({order_[i], slot});
+    free_after_[slot] = static_cast<std::uint32_t>(plan_.plan.visits.size());
+  }
   /// From the largest places down: those of a class go to the parts that fill them, evenly over the
   /// order from its first on; what is left goes to smaller parts.
   void keep() {
@@ -92,6 +124,8 @@ class RepeatedPlanner {
   std::vector<std::uint32_t> ring_;    ///< slots that take every part, used in turn
   std::vector<std::uint32_t> places_;  ///< the others
   std::vector<std::optional<std::uint32_t>> slot_of_visit_;
+  std::vector<bool> in_turns_;             ///< per place in the order: shares its slot
+  std::vector<std::uint32_t> free_after_;  ///< per slot, visits to wait for
   RepeatedPlan plan_;
 };
 
@@ -109,6 +143,20 @@ class RepeatedPlanner {
   expects(space.largest_slot_count() > prefetch_ahead,
           "a plan needs prefetch_ahead + 1 slots that take every block");
   return detail::RepeatedPlanner{order, space, prefetch_ahead}.run();
+}
+
+/// @brief The same for a pass that goes through the order and then back down to the part at `last`,
+/// as a training step does: what lies in the slots at the turn serves the way back, and where that
+/// comes down to the first part that is fetched at all, what lies in them at its end serves the
+/// next way there.
+/// @param order  parts, each once.
+[[nodiscard]] inline RepeatedPlan plan_repeated_return(std::span<const PartId> order,
+                                                       std::size_t last, const SlotSpace& space,
+                                                       std::uint32_t prefetch_ahead) {
+  expects(space.largest_slot_count() > prefetch_ahead,
+          "a plan needs prefetch_ahead + 1 slots that take every block");
+  expects(last <= order.size(), "a pass returns to a part of its order");
+  return detail::RepeatedPlanner{order, space, prefetch_ahead}.run_and_return(last);
 }
 
 }  // namespace block_streamer::inline v1

@@ -50,12 +50,14 @@ class ActivationStore {
     }
   }
 
+  /// @brief Inputs wait where they are.
+  [[nodiscard]] bool keeps_on_device() const noexcept { return !in_ram_ && !file_; }
   /// @brief Takes the input of a visit that computes on `compute`. @see settle
   /// @throws StorageError if an earlier one could not be written, or there is no memory for it.
   [[nodiscard]] SavedInput save(const at::Tensor& input, Stream& compute) {
     at::Tensor kept = input.detach();
     SavedInput saved;
-    if ((!in_ram_ && !file_) || !is_movable(kept)) {
+    if (keeps_on_device() || !is_movable(kept)) {
       saved.version = static_cast<std::uint32_t>(kept._version());
       saved.share = ActivationMeter::Share{meter_, kept.nbytes()};
       saved.kept = std::move(kept);

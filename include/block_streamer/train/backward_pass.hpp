@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -36,7 +38,7 @@ inline void check_unchanged(const SavedInput& input, BlockId block) {
 struct Recompute {
   at::Tensor input;
   bool input_needed;
-  const RngState& random;  ///< where its random numbers began
+  const std::optional<RngState>& random;  ///< where its random numbers began
   const AutocastState& autocast;
   std::span<const at::Tensor> gradients;  ///< of what flowed on, and of the extras if there are any
 };
@@ -53,10 +55,10 @@ struct Pulled {
 
 /// Runs the block again, as it ran then.
 template <class Run, class RunBlock>
-Pulled run_again(const RunBlock& run_block, const at::Tensor& input, typename Run::Context& context,
-                 const Recompute& recompute) {
-  const RngScope random{recompute.random};
-  const AutocastScope casts{recompute.autocast, recompute.random.device()};
+Pulled run_again(const Run& run, BlockId block, const RunBlock& run_block, const at::Tensor& input,
+                 typename Run::Context& context, const Recompute& recompute) {
+  const std::shared_ptr<void> random = run.replay_random(block, recompute.random);
+  const AutocastScope casts{recompute.autocast, run.device()};
   std::vector<at::Tensor> extras;
   const bool whole = recompute.gradients.size() > 1;
   Pulled pulled;
@@ -73,7 +75,7 @@ PulledGradients pull_back(Run& run, BlockId block, const RunBlock& run_block,
   const c10::AutoGradMode grad_mode{true};
   at::Tensor input = recompute.input.detach().set_requires_grad(recompute.input_needed);
   typename SavedContext<typename Run::Context>::Loan context{saved};
-  const Pulled outputs = run_again<Run>(run_block, input, context.context(), recompute);
+  const Pulled outputs = run_again(run, block, run_block, input, context.context(), recompute);
   const auto trained = run.blocks().trained();
   const auto adapters = run.blocks().adapter_parameters(index_of(block));
   PulledGradients pulled{{},
@@ -174,7 +176,7 @@ PulledGradients pull_visit(Run& run, BlockId block, const RunBlock& run_block,
                             (i > 0 && path.saved.contexts[batch].any_needed());
   PulledGradients pulled =
       pull_back(run, block, run_block,
-                {input, input_needed, *visit.random, path.saved.autocast, path.gradients[batch]},
+                {input, input_needed, visit.random, path.saved.autocast, path.gradients[batch]},
                 path.saved.contexts[batch]);
   if (run.blocks().mode(block) != visit.mode) {
     throw ContractViolation{to_string(PartId{block}) +

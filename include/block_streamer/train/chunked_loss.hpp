@@ -2,11 +2,11 @@
 #pragma once
 
 #include <block_streamer/core/expects.hpp>
+#include <block_streamer/train/graph_leaves.hpp>
 #include <block_streamer/train/token_loss.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/amax.h>
-#include <ATen/ops/nonzero.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -14,14 +14,12 @@
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,24 +61,6 @@ class ChunkedLossNode final : public torch::autograd::Node {
   std::vector<at::Tensor> gradients_;  ///< of the sum, in the order of the edges
 };
 
-/// Leaves that a graph leads to, `except` left out, in a fixed order.
-[[nodiscard]] inline std::vector<at::Tensor> leaves_behind(const at::Tensor& output,
-                                                           const at::Tensor& except) {
-  std::vector<at::Tensor> leaves;
-  std::set<torch::autograd::Node*> seen;
-  std::vector<torch::autograd::Node*> open{output.grad_fn().get()};
-  while (!open.empty()) {
-    torch::autograd::Node* node = open.back();
-    open.pop_back();
-    if (node == nullptr || !seen.insert(node).second) continue;
-    if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
-      if (!leaf->variable.is_same(except)) leaves.push_back(leaf->variable);
-    }
-    for (const auto& edge : node->next_edges()) open.push_back(edge.function.get());
-  }
-  return leaves;
-}
-
 /// Sum of cross-entropies of a chunk; its logits become their own gradient in place.
 /// @param logits  (R,V), fp32, overwritten. @param wanted  (R), on the same device.
 [[nodiscard]] inline at::Tensor cross_entropy_in_place(const at::Tensor& logits,
@@ -99,17 +79,15 @@ class ChunkedLossNode final : public torch::autograd::Node {
 template <class Logits>
 class ChunkedLoss {
  public:
-  ChunkedLoss(const Logits& logits_of, const at::Tensor& hidden, const TokenTargets& targets,
+  ChunkedLoss(const Logits& logits_of, const at::Tensor& hidden, const ScoredTokens& scored,
               std::int64_t rows_a_chunk)
       : logits_of_{logits_of},
         hidden_{hidden.detach().flatten(0, 1)},
+        positions_{scored.positions},
+        wanted_{scored.wanted},
         rows_a_chunk_{rows_a_chunk},
         wants_{c10::GradMode::is_enabled()},
         input_wants_{hidden.requires_grad()} {
-    const at::Tensor flat = targets.targets.flatten();                       // (B·T), CPU
-    const at::Tensor positions = at::nonzero(flat.ne(unscored)).squeeze(1);  // (S), CPU
-    wanted_ = flat.index_select(0, positions).to(hidden.device());           // (S)
-    positions_ = positions.to(hidden.device());
     sum_ = at::zeros({}, hidden.options().dtype(at::kDouble).requires_grad(false));
   }
 
@@ -196,15 +174,30 @@ class ChunkedLoss {
 /// model's type; in training (B,T,C) for the gradient.
 template <class Logits>
 [[nodiscard]] TokenLoss chunked_token_loss(const Logits& logits_of, const at::Tensor& hidden,
-                                           const TokenTargets& targets, std::uint64_t vocabulary,
+                                           const ScoredTokens& scored, std::uint64_t vocabulary,
                                            const ChunkedLossOptions& options = {}) {
   expects(vocabulary > 0, "there is a vocabulary");
+  expects(hidden.dim() == 3 && scored.positions.device() == hidden.device() &&
+              scored.wanted.device() == hidden.device() &&
+              scored.positions.sizes() == scored.wanted.sizes(),
+          "hidden is (B, T, C) beside positions and tokens (S) on its device");
+  const auto rows = std::max<std::uint64_t>(1, options.logits_byte_count / 4 / vocabulary);
+  detail::ChunkedLoss loss{logits_of, hidden, scored, static_cast<std::int64_t>(rows)};
+  return {.sum = loss.run(hidden), .count = static_cast<std::uint64_t>(scored.positions.size(0))};
+}
+
+/// @brief The same from targets of all positions.
+template <class Logits>
+[[nodiscard]] TokenLoss chunked_token_loss(const Logits& logits_of, const at::Tensor& hidden,
+                                           const TokenTargets& targets, std::uint64_t vocabulary,
+                                           const ChunkedLossOptions& options = {}) {
   expects(hidden.dim() == 3 && hidden.size(0) == targets.targets.size(0) &&
               hidden.size(1) == targets.targets.size(1),
           "hidden is (B, T, C) beside targets (B, T)");
-  const auto rows = std::max<std::uint64_t>(1, options.logits_byte_count / 4 / vocabulary);
-  detail::ChunkedLoss loss{logits_of, hidden, targets, static_cast<std::int64_t>(rows)};
-  return {.sum = loss.run(hidden), .count = targets.count};
+  TokenLoss loss = chunked_token_loss(logits_of, hidden, scored_tokens(targets, hidden.device()),
+                                      vocabulary, options);
+  loss.count = targets.count;
+  return loss;
 }
 
 }  // namespace block_streamer::inline v1

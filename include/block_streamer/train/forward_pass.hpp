@@ -77,7 +77,7 @@ struct PassOutputs {
 namespace detail {
 template <class Run>
 [[nodiscard]] SavedVisit save_visit(Run& run, const at::Tensor& input) {
-  return {run.activations().save(input, run.compute()), RngState::capture(run.device()), 0};
+  return {run.activations().save(input, run.compute()), run.random_now(), 0};
 }
 /// One micro-batch of one visit; nothing of the outputs lies in the slot.
 template <class Run, class RunBlock>

@@ -91,6 +91,10 @@ class GradientLedger {
   void complete_all() {
     for (std::size_t b = blocks_.size(); b > 0; --b) complete(block_at(b - 1), {});
   }
+  [[nodiscard]] std::size_t block_count() const noexcept { return blocks_.size(); }
+  [[nodiscard]] std::span<const at::Tensor> parameters(std::size_t block) const noexcept {
+    return blocks_[block].parameters;
+  }
   /// @brief What goes back to the engine, per block and parameter.
   [[nodiscard]] std::vector<std::vector<at::Tensor>>& results() noexcept { return results_; }
 

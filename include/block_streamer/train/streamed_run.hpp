@@ -16,10 +16,13 @@
 #include <block_streamer/train/autocast_state.hpp>
 #include <block_streamer/train/gradient_exit.hpp>
 #include <block_streamer/train/master_watch.hpp>
+#include <block_streamer/train/rng_replay.hpp>
 
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -53,9 +56,10 @@ class TypeChange final : public Finisher<Backend> {
 /// @brief The heap core of a Streamer: pipeline and bound blocks together, and the walks over them.
 /// Shared by the Streamer and by the autograd nodes it made, so a graph may outlive the Streamer.
 /// **Threads.** One walk at a time; a second is refused.
-template <streamable_block Block, execution_backend Backend>
+template <streamable_block B, execution_backend Backend>
 class StreamedRun {
  public:
+  using Block = B;
   using Hidden = typename Block::Hidden;
   using Context = typename Block::Context;
   using Pipeline = BlockPipeline<Backend>;
@@ -105,21 +109,68 @@ class StreamedRun {
   /// weights stay usable until `visit` returns.
   template <class Visit>
   void walk(const VisitOrder& order, const VisitOrder& hint, Visit&& visit) {
+    if (recorded_ != nullptr) return recorded_->walk(order, visit);
     if (!pipeline_->is_open()) bind();
     compute_ = &bridge_.current();
-    visit_all(pipeline_->begin_pass(order, hint, *compute_), visit);
+    auto pass = pipeline_->begin_pass(order, hint, *compute_);
+    visit_all(pass, order.size(), visit);
   }
 
-  // ---- a walk that a graph of the device does again and again; @see BlockPipeline
-  [[nodiscard]] RepeatedPlan prepare_recording() {
+  // ---- walks that a graph of the device does again and again; @see BlockPipeline
+  /// @param back_to  after the list the walks return, down to this block.
+  [[nodiscard]] RepeatedPlan prepare_recording(std::optional<std::size_t> back_to = {}) {
     if (!pipeline_->is_open()) bind();
     compute_ = &bridge_.current();
-    return pipeline_->prepare_recording(ascending(0, blocks_.size()), *compute_);
+    return pipeline_->prepare_recording(ascending(0, blocks_.size()), *compute_, back_to);
   }
-  /// @brief The walk to be recorded. @pre prepare_recording() made the plan on the same stream.
-  template <class Visit>
-  void record_walk(const RepeatedPlan& plan, Visit&& visit) {
-    visit_all(pipeline_->begin_recording(plan, *compute_), visit);
+  /// @brief While it lives the walks are recorded, as parts of the one pass of its plan.
+  /// @pre prepare_recording() made the plan on the same stream.
+  class RecordedWalks {
+   public:
+    /// Whoever records.
+    struct Watch {
+      std::function<void(BlockId)> begins, ends;  ///< are called around each visit
+      /// Makes random numbers go on where the block's first visit began, until what it returns is
+      /// destroyed; null: no block is visited twice.
+      std::function<std::shared_ptr<void>(BlockId)> random{};
+    };
+    RecordedWalks(StreamedRun& run, const RepeatedPlan& plan, Watch watch)
+        : run_{run},
+          pass_{run.pipeline_->begin_recording(plan, *run.compute_)},
+          watch_{std::move(watch)} {
+      run_.recorded_ = this;
+    }
+    RecordedWalks(const RecordedWalks&) = delete;
+    RecordedWalks& operator=(const RecordedWalks&) = delete;
+    ~RecordedWalks() { run_.recorded_ = nullptr; }
+
+   private:
+    friend StreamedRun;
+    template <class Visit>
+    void walk(const VisitOrder& order, Visit&& visit) {
+      auto next = order.begin();
+      run_.visit_all(pass_, order.size(), [&](BlockId block, auto&&... visited) {
+        expects(*next++ == PartId{block}, "recorded walks go as they were planned");
+        watch_.begins(block);
+        visit(block, std::forward<decltype(visited)>(visited)...);
+        watch_.ends(block);
+      });
+    }
+    StreamedRun& run_;
+    typename Pipeline::Pass pass_;
+    Watch watch_;
+  };
+  /// @brief Where random numbers are before a visit, for replay_random(); nullopt where walks are
+  /// recorded: whoever records knows.
+  [[nodiscard]] std::optional<RngState> random_now() const {
+    if (recorded_ != nullptr) return std::nullopt;
+    return RngState::capture(device());
+  }
+  /// @brief Random numbers go on where they were before a visit, until the result is destroyed.
+  [[nodiscard]] std::shared_ptr<void> replay_random(BlockId block,
+                                                    const std::optional<RngState>& then) const {
+    if (recorded_ != nullptr) return recorded_->watch_.random(block);
+    return std::make_shared<RngScope>(then.value());
   }
   /// @brief Does it: `launch` enqueues the graph on LibTorch's current stream.
   template <class Launch>
@@ -220,9 +271,9 @@ class StreamedRun {
   };
 
   template <class Visit>
-  void visit_all(typename Pipeline::Pass pass, Visit&& visit) {
+  void visit_all(typename Pipeline::Pass& pass, std::size_t count, Visit&& visit) {
     forget_casts(device());  // of a block's own tensors, made outside
-    while (!pass.done()) {
+    for (; count > 0 && !pass.done(); --count) {
       auto lease = pass.acquire();
       const BlockId block = lease.part().block;
       const VisitEnd end{*this};
@@ -288,7 +339,8 @@ class StreamedRun {
   GradientExit<Backend> exit_;
   ActivationStore<Backend> activations_;
   std::unique_ptr<Pipeline> pipeline_;
-  typename Backend::Stream* compute_ = nullptr;          ///< of the running pass
+  typename Backend::Stream* compute_ = nullptr;  ///< of the running pass
+  RecordedWalks* recorded_ = nullptr;
   const detail::TypeChange<Backend>* change_ = nullptr;  ///< owned by the pipeline
   std::atomic<bool> running_ = false;
   std::uint64_t generation_ = 0;

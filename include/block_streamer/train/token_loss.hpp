@@ -47,6 +47,20 @@ struct TokenLoss {
   return result;
 }
 
+/// @brief The scored positions alone, where the loss is computed: what a recorded step's loss
+/// takes, since its shape says how much there is to do.
+struct ScoredTokens {
+  at::Tensor positions;  ///< (S) int64, in B·T
+  at::Tensor wanted;     ///< (S) int64, token ids
+};
+
+/// @brief Picks them. @param targets  on the CPU. **Cost.** Two copies to the device.
+[[nodiscard]] inline ScoredTokens scored_tokens(const TokenTargets& targets, at::Device device) {
+  const at::Tensor flat = targets.targets.flatten();                       // (B·T)
+  const at::Tensor positions = at::nonzero(flat.ne(unscored)).squeeze(1);  // (S)
+  return {positions.to(device), flat.index_select(0, positions).to(device)};
+}
+
 /// @brief Sum of cross-entropies at the scored positions, in fp32 whatever the logits' dtype.
 /// The loss of a step is Σ sums / Σ counts over its micro-batches, whatever the split; to
 /// accumulate, call (sum / step_count).backward() for each.
