@@ -26,10 +26,11 @@ int run(const Command& command) {
   std::vector<std::pair<std::string, std::filesystem::path>> used{{"--data", command.options.data}};
   for (const auto& adapter : command.options.adapters) used.emplace_back("--adapter", adapter);
   require_writable(command.common, std::move(used));
+  catch_interrupts();
   const ModelText text{command.common.model};
   const std::unique_ptr<ModelRunner> runner = open_runner(command.common);
   if (!command.options.adapters.empty()) runner->load_adapters(command.options.adapters);
-  catch_interrupts();
+  if (interrupted()) return interrupted_exit_code;
   const EvaluateReport report =
       runner->evaluate({text.tokenizer(), text.try_chat_template(), command.options});
   if (report.interrupted) {

@@ -99,6 +99,7 @@ int run(const Command& command) {
   require_readable(options.data);
   require_readable(options.eval_data);
   expect_output_folder(command.common.model, options);
+  catch_interrupts();
   const OutputClaim claim{options.output};
   expect_free_or_resumable(options);
   expect_same_kind(command.common.model, options);
@@ -108,7 +109,7 @@ int run(const Command& command) {
                                     {"--output", options.output}});
   const ModelText text{command.common.model};
   const std::unique_ptr<TrainingRunner> runner = open(command);
-  catch_interrupts();
+  if (interrupted()) return interrupted_exit_code;
   const FinetuneReport report =
       runner->finetune({text.tokenizer(), text.try_chat_template(), options});
   say_memory(runner->memory());

@@ -19,7 +19,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <filesystem>
 #include <iostream>
 #include <mutex>
@@ -149,6 +148,7 @@ class FinetuneRun {
   }
   [[nodiscard]] FinetuneReport already_finished(RunSaving& saving) {
     const bool written = saving.complete();
+    saving.tell_missing_metrics();
     say("the run in " + job_.options.output.string() + " is finished, after step " +
         std::to_string(position_.step) + (written ? ": wrote the rest of its files" : ""));
     return report_;
@@ -208,10 +208,9 @@ class FinetuneRun {
     const block_streamer::Statistics now = loaded_.statistics();
     report_.bytes_needed = now.bytes_needed - before.bytes_needed;
     report_.bytes_read = now.bytes_read - before.bytes_read;
-    if (done.not_finite.empty()) {
-      last_loss_ = done.loss;
-      return;
-    }
+    last_loss_ = done.not_finite.empty() ? std::optional{done.loss} : std::nullopt;
+    skipped_at_last_ = last_loss_ ? 0 : skipped_at_last_ + 1;
+    if (last_loss_) return;
     ++position_.skipped;
     say("step " + std::to_string(position_.step) + " is skipped: " + done.not_finite);
   }
@@ -229,6 +228,10 @@ class FinetuneRun {
     }
     say("step " + std::to_string(position_.step) + ", " + detail());
     if (position_.skipped > 0) say(counted(position_.skipped, "step") + " skipped");
+    if (skipped_at_last_ > 0) {
+      say("warning: skipped up to the last step, " + counted(skipped_at_last_, "step") +
+          " in a row: what is saved may give no finite loss any more");
+    }
     saving.save(position_, loop.optimizer());
     say(saving.product().name() + " saved in " + job_.options.output.string() +
         (report_.interrupted
@@ -241,8 +244,8 @@ class FinetuneRun {
     const auto per_second = [this](double count, int digits) {
       return readable_number(count / report_.seconds, digits);
     };
-    return "loss " + readable_number(last_loss_, 4) + ", " +
-           per_second(static_cast<double>(report_.tokens), 1) + " tokens/s, " +
+    return (last_loss_ ? "loss " + readable_number(*last_loss_, 4) : std::string{"skipped"}) +
+           ", " + per_second(static_cast<double>(report_.tokens), 1) + " tokens/s, " +
            per_second(static_cast<double>(report_.bytes_needed) / 1e9, 2) + " GB/s";
   }
 
@@ -255,7 +258,8 @@ class FinetuneRun {
   std::size_t rows_a_step_;
   std::uint64_t steps_;
   block_streamer::RunPosition position_;
-  double last_loss_ = std::nan("");  ///< of the last step that was not skipped
+  std::optional<double> last_loss_;    ///< of the last step; nullopt: it was skipped
+  std::uint64_t skipped_at_last_ = 0;  ///< in a row, up to the last step
   FinetuneReport report_;
 };
 

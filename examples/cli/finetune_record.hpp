@@ -5,19 +5,25 @@
 #include "jobs.hpp"
 
 #include <block_streamer/block/tensor_bridge.hpp>
+#include <block_streamer/checkpoint/checkpoint.hpp>
 #include <block_streamer/checkpoint/crc32c.hpp>
 #include <block_streamer/checkpoint/json_file.hpp>
 #include <block_streamer/finetune/run_record.hpp>
 #include <block_streamer/lora/lora_adapter.hpp>
 #include <block_streamer/models/decoder_model.hpp>
+#include <block_streamer/os/file.hpp>
 #include <block_streamer/text/text_row.hpp>
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <set>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace block_streamer_cli {
 namespace detail {
@@ -39,8 +45,27 @@ class Sum {
   std::uint32_t value_ = 0;
 };
 
-/// Configuration, names, types, shapes and the final norm: not all of the weights, which would have
-/// to be read for it.
+/// The first and the middle 4 KiB of each tensor, as they lie in the files.
+/// @throws StorageError naming the file that cannot be read.
+inline void add_sampled_weights(Sum& sum, const block_streamer::Checkpoint& checkpoint) {
+  std::map<std::uint32_t, block_streamer::File> files;
+  std::vector<std::byte> bytes;
+  for (const auto& tensor : checkpoint.tensors()) {
+    const auto& path = checkpoint.files()[tensor.file];
+    const auto [file, fresh] = files.try_emplace(tensor.file);
+    if (fresh) file->second = block_streamer::File::open(path);
+    const std::uint64_t size = tensor.range.byte_count;
+    for (const std::uint64_t begin : {std::uint64_t{0}, size / 2}) {
+      bytes.resize(std::min<std::uint64_t>(4096, size - begin));
+      if (const auto error = file->second.read_at(tensor.range.offset + begin, bytes))
+        throw block_streamer::StorageError{path.string(), "cannot be read", error};
+      sum.add(std::span<const std::byte>{bytes});
+    }
+  }
+}
+
+/// Configuration, names, types, shapes and a sample of all weights: to read them all would take as
+/// long as a pass.
 [[nodiscard]] inline std::string model_sum(const block_streamer::models::DecoderModel& model) {
   Sum sum;
   sum.add(block_streamer::read_small_file(model.checkpoint().folder() / "config.json",
@@ -49,8 +74,8 @@ class Sum {
     sum.add(tensor.spec.name + " " + std::string{block_streamer::name_of(tensor.spec.dtype)});
     sum.add(std::span<const std::uint64_t>{tensor.spec.shape});
   }
-  sum.add(model.final_norm());
-  return sum.text();
+  add_sampled_weights(sum, model.checkpoint());
+  return "weights of " + sum.text();
 }
 
 /// Tokens and what of them is trained: another tokenizer or template gives another sum.
@@ -106,13 +131,19 @@ inline void add_adapter_form(block_streamer::RunRecord& record,
   record.set("--adapter", start.text());
 }
 
+/// As --dtype spells it.
+[[nodiscard]] inline std::string option_name(block_streamer::DType dtype) {
+  using block_streamer::DType;
+  return dtype == DType::f32 ? "fp32" : dtype == DType::f16 ? "fp16" : "bf16";
+}
+
 /// @brief What every run is begun with. @param steps  of the whole run.
 [[nodiscard]] inline block_streamer::RunRecord finetune_record(
     const FinetuneOptions& options, const block_streamer::models::DecoderModel& model,
     std::span<const block_streamer::TextRow> rows, std::uint64_t steps) {
   block_streamer::RunRecord record;
   record.set("--mode", std::string{options.mode == FinetuneMode::full ? "full" : "lora"});
-  record.set("--dtype", std::string{block_streamer::name_of(model.dtype())});
+  record.set("--dtype", option_name(model.dtype()));
   record.set("--device", std::string{model.device().is_cpu() ? "cpu" : "cuda"});
   record.set("--model", detail::model_sum(model));
   record.set("--seq-len", options.seq_len);
@@ -126,7 +157,8 @@ inline void add_adapter_form(block_streamer::RunRecord& record,
   constexpr const char* shapes[] = {"constant", "linear", "cosine"};
   record.set("--schedule", std::string{shapes[static_cast<int>(options.schedule)]});
   record.set("--warmup-steps", options.warmup_steps);
-  record.set("--max-grad-norm", options.max_grad_norm.value_or(0));
+  record.set("--max-grad-norm",
+             options.max_grad_norm ? std::to_string(*options.max_grad_norm) : "never");
   record.set("--shuffle", std::string{options.shuffle ? "on" : "off"});
   record.set("--seed", options.seed);
   return record;

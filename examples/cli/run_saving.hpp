@@ -23,6 +23,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 namespace block_streamer_cli {
@@ -62,6 +63,7 @@ class RunSaving {
   /// @throws StorageError if the folder cannot be this run's.
   void begin(const block_streamer::RunPosition& position, const block_streamer::AdamW& optimizer) {
     block_streamer::MetricsLog::expect_usable(folder_.metrics());
+    expect_room();
     if (!replaces_) take_folder(position, optimizer);
     schedule_.saved(Clock::now());
   }
@@ -98,6 +100,10 @@ class RunSaving {
     if (saved_step_ == 0) return "nothing is saved";
     return "what was saved after step " + std::to_string(saved_step_) + " stays";
   }
+  /// @brief Of a finished run: says of how many steps the lines are lost.
+  void tell_missing_metrics() {
+    if (!metrics_) open_metrics(saved_step_);
+  }
   /// @brief Of a finished run: writes what a kill between state and adapter left undone.
   /// @returns true if something was missing.
   bool complete() {
@@ -110,6 +116,18 @@ class RunSaving {
   }
 
  private:
+  /// What is certain to fail at the end fails now. A system that does not say is believed.
+  void expect_room() const {
+    std::uint64_t needed = 0;
+    for (const auto& [name, tensor] : product_->parameters())
+      needed += 12 * static_cast<std::uint64_t>(tensor.numel());  // itself and two moments, fp32
+    std::error_code error;
+    const auto room = std::filesystem::space(folder_.path(), error);
+    if (error || room.available >= needed) return;
+    throw block_streamer::Error{folder_.path().string() + ": " + readable_bytes(room.available) +
+                                " are free there, and the run's state alone takes " +
+                                readable_bytes(needed) + "; name another --output"};
+  }
   void take_folder(const block_streamer::RunPosition& position,
                    const block_streamer::AdamW& optimizer) {
     folder_.prepare();

@@ -301,6 +301,12 @@ class Saving(RunsTest):
         before = self.everything(self.output)
         self.assertIn("is finished, after step 24", self.run_program(self.output, *self.FORM, "--resume"))
         self.assertEqual(self.everything(self.output), before)
+        self.run_program(self.output, *self.FORM, "--resume", code=1, model=self.with_another_projection())
+        self.assertEqual(self.everything(self.output), before)
+        log = (self.output / "metrics.jsonl").read_bytes()
+        (self.output / "metrics.jsonl").unlink()
+        self.assertIn("the lines of 24 of 24 finished steps are missing", self.run_program(self.output, *self.FORM, "--resume"))
+        (self.output / "metrics.jsonl").write_bytes(log)
         # Killed between the last state and the adapter's files: they are made from the state.
         whole = self.adapter(self.output)
         (self.output / ADAPTER_FILES[1]).unlink()
@@ -308,12 +314,16 @@ class Saving(RunsTest):
         self.assertEqual(self.adapter(self.output), whole)
 
     def test_an_interrupted_run_goes_on(self):
-        whole, output = self.output / "whole", self.output / "interrupted"
-        self.run_program(whole, *self.FORM)
-        running = subprocess.Popen(self.command(output, *self.FORM), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        self.run_program(self.output / "whole", *self.FORM)
+        for how in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self.interrupted(how, self.output / "whole", self.output / how.name)
+
+    def interrupted(self, how, whole, output):
+        running = subprocess.Popen(self.command(output, *self.FORM), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                   preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))  # fmt: skip
         while running.poll() is None and self.lines(output) < 3:
             os.sched_yield()
-        running.send_signal(signal.SIGINT)
+        running.send_signal(how)
         shown = running.communicate(timeout=60)[1]
         self.assertEqual(running.returncode, 130, shown)
         step = int(re.search(rb"after step (\d+); --resume goes on", shown).group(1))
@@ -336,10 +346,24 @@ class Saving(RunsTest):
             done = subprocess.run(changed, capture_output=True)
             self.assertEqual(done.returncode, 1, changed)
             self.assertRegex(done.stderr.decode(), rf"another configuration: {option} was .*, here it is ")
-        for option, more in [("--data", {"data": other_data}), ("--model", {"model": other_model})]:
+        other_weights = self.with_another_projection()
+        for option, more in [("--data", {"data": other_data}), ("--model", {"model": other_model}), ("--model", {"model": other_weights})]:
             self.assertIn(f"configuration: {option} was", self.run_program(self.output, *self.FORM, "--resume", code=1, **more))
         self.assertIn("configuration: --shuffle was on, here it is off", self.run_program(self.output, *self.FORM, "--resume", "--no-shuffle", code=1))
         self.assertEqual(self.everything(self.output), before)
+
+    def with_another_projection(self):
+        """The model, as an adapter's merge would leave it: only one linear map has other values."""
+        folder = tiny_model.write_model(self.output.with_suffix(".merged"))
+        path = folder / "model.safetensors"
+        data = bytearray(path.read_bytes())
+        size = struct.unpack("<Q", data[:8])[0]
+        name, header = "model.layers.0.mlp.down_proj.weight", json.loads(data[8 : 8 + size])
+        begin, end = (8 + size + offset for offset in header[name]["data_offsets"])
+        for i in range(begin, end, 2):
+            data[i] ^= 1  # the last bit of every element
+        path.write_bytes(data)
+        return folder
 
     def test_folders_that_cannot_be_resumed(self):
         self.run_program(self.output, "--steps", 2)
@@ -513,6 +537,22 @@ class NotFinite(RunsTest):
         alone = self.output.with_suffix(".clean")
         self.run_program(alone, *base, model=self.poisoned, data=clean)
         self.assertEqual(self.adapter(alone)[1], self.adapter(self.output)[1])
+
+    def test_steps_skipped_up_to_the_end_are_warned_of_and_show_no_loss(self):
+        last = self.folder / "x-at-the-end.jsonl"
+        last.write_text("".join(json.dumps({"text": t}) + "\n" for t in ["abc", "def", "xyz"]))
+        err = self.run_program(self.output, "--epochs", 1, "--no-shuffle", "--skip-non-finite", model=self.poisoned, data=last)
+        self.assertIn("warning: skipped up to the last step, 1 step in a row", err)
+        self.assertRegex(err, r"step 3, skipped, ")
+        self.assertNotRegex(err, r"step 3, loss")
+
+    def test_a_loss_on_held_out_rows_that_is_not_finite_is_an_error(self):
+        evaluate = [PROGRAM, "evaluate", "--model", str(self.poisoned), "--device", "cpu", "--dtype", "fp32", "--data", str(self.rows), "--seq-len", "40"]
+        done = subprocess.run(evaluate, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertRegex(done.stderr, r"error: the loss is not finite; the first value that is not is in the embedding")
+        err = self.run_program(self.output, "--steps", 1, "--eval-data", self.rows, code=1, model=self.poisoned)
+        self.assertIn("the loss is not finite", err)
 
     def test_a_run_in_which_every_step_is_skipped_fails(self):
         only = self.folder / "only-x.jsonl"

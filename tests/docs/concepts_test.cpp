@@ -3,6 +3,10 @@
 // word (snippets_test.py).
 #include <ATen/ATen.h>
 
+#include <block_streamer/block/any_block.hpp>
+#include <block_streamer/block/function_block.hpp>
+#include <block_streamer/block/master_storage.hpp>
+#include <block_streamer/block/module_block.hpp>
 #include <block_streamer/block/projection.hpp>
 #include <block_streamer/checkpoint/safetensors_writer.hpp>
 #include <block_streamer/device/host_backend.hpp>
@@ -19,6 +23,8 @@
 #include <block_streamer/streamer.hpp>
 #include <block_streamer/trace/perfetto_writer.hpp>
 #include <block_streamer/train/token_loss.hpp>
+
+#include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 #include <fstream>
@@ -160,6 +166,21 @@ TEST_CASE("a list of blocks streams from every tier") {
   // [/pooled]
   bs::Streamer streamer{std::vector<Mlp>(4), std::move(tier), bs::HostBackend{}};
   CHECK(at::equal(streamer.forward(x, Mlp::Context{}), want));
+}
+
+TEST_CASE("modules and functions share a list") {
+  // [any_block]
+  std::vector<bs::AnyBlock<at::Tensor, bs::NoContext>> mixed;  // NoContext: nothing is shared
+  torch::nn::Linear map{8, 8};
+  mixed.emplace_back(bs::ModuleBlock{map});
+  mixed.emplace_back(bs::FunctionBlock<>{
+      {}, [](const bs::Weights&, const at::Tensor& x, bs::NoContext&) { return at::gelu(x); }});
+  auto masters = bs::ram_storage_of(mixed);  // first: the list is moved away
+  bs::Streamer over_mixed{
+      std::move(mixed), std::move(masters), bs::HostBackend{}, {.prefetch_ahead = 1}};
+  // [/any_block]
+  const at::Tensor x = at::randn({3, 8});
+  CHECK(at::equal(over_mixed.forward(x), at::gelu(map->forward(x))));
 }
 
 TEST_CASE("an adapter trains with an ordinary backward, and its files are PEFT's") {

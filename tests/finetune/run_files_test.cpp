@@ -159,7 +159,7 @@ TEST_CASE("a plot draws every step, or the means of neighbours where there are m
   };
   const double infinity = std::numeric_limits<double>::infinity();
   CHECK(bs::loss_plot({}).ends_with("</svg>\n"));
-  CHECK(points(bs::loss_plot(Losses{{1, 2.0}})) == 1);
+  CHECK(bs::loss_plot(Losses{{1, 2.0}}).find("<circle") != std::string::npos);  // a line of one
   CHECK(points(bs::loss_plot(Losses{{1, 2.0}, {2, infinity}, {3, std::nan("")}, {4, 1.0}})) == 2);
   Losses many;
   for (std::uint64_t step = 1; step <= 1401; ++step)

@@ -33,7 +33,7 @@ struct Map {
   at::Tensor weight = random(width, width, at::kBFloat16) * 0.05;
   at::Tensor a = random(rank, width, at::kFloat).set_requires_grad(true);
   at::Tensor b = random(width, rank, at::kFloat).set_requires_grad(true);
-  bs::detail::LowRankTerm term{a, b, /*scale=*/0.5};
+  bs::LowRankTerm term{a, b, /*scale=*/0.5};
 
   void run(const at::Tensor& x, const at::Tensor& gradient) {
     const std::array<bs::detail::LinearMap, 1> maps{{{weight, {}, &term}}};

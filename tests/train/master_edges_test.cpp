@@ -58,6 +58,19 @@ std::vector<std::shared_ptr<TiedImpl>> make_tied() {
 
 }  // namespace
 
+TEST_CASE("a storage of fewer or more blocks than the list is refused, also of a list moved away") {
+  const auto modules = make_mlps();
+  const auto blocks = support::blocks_of(modules);
+  auto fewer = blocks;
+  fewer.pop_back();
+  const auto refused = ContainsSubstring("as many blocks as the list");
+  const bs::HostBackend backend;
+  CHECK_THROWS_WITH((MlpStreamer{blocks, bs::ram_storage_of(fewer), backend, {}}), refused);
+  CHECK_THROWS_WITH((MlpStreamer{fewer, bs::ram_storage_of(blocks), backend, {}}), refused);
+  CHECK_THROWS_WITH((MlpStreamer{blocks, bs::ram_storage_of(std::vector<MlpBlock>{}), backend, {}}),
+                    refused);
+}
+
 TEST_CASE(
     "b28 a parameter shared within a block and across blocks trains once, with the sum of its "
     "gradients") {

@@ -49,6 +49,12 @@ class BoundBlocks {
         masters_{std::move(masters)},
         bound_{ViewCache{device}, {}, {}, {}},
         woven_(blocks_.size()) {
+    if (masters_ != nullptr && masters_->block_count() != size()) {
+      throw ContractViolation{"the storage has as many blocks as the list (masters of " +
+                              std::to_string(masters_->block_count()) + " stored, " +
+                              std::to_string(size()) +
+                              " blocks listed); a list that was moved away is empty"};
+    }
     for (const Block& block : blocks_) specs_.push_back(block.weight_specs());
     list_parameters();
   }

@@ -62,13 +62,14 @@ class Masters {
     for (Master& master : masters_) master.data = master.tensor.const_data_ptr();
   }
   /// @throws ContractViolation naming the first master that no longer lies where it was (a module's
-  /// to(), set_data): what is streamed would be the old bytes.
+  /// to(), torch::load, set_data): what is streamed would be the old bytes.
   void check_in_place() const {
     for (const Master& master : masters_) {
       if (master.tensor.const_data_ptr() == master.data) continue;
       throw ContractViolation{master.name +
                               " has new memory since its storage was made (a module's to(), "
-                              "set_data): make a new storage and streamer"};
+                              "torch::load or set_data): make a new storage and streamer, or load "
+                              "before they are made"};
     }
   }
 

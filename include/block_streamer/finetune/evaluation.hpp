@@ -3,11 +3,13 @@
 
 #include <block_streamer/finetune/loss_over_tokens.hpp>
 #include <block_streamer/finetune/row_batch.hpp>
+#include <block_streamer/models/non_finite.hpp>
 #include <block_streamer/train/token_loss.hpp>
 
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -49,7 +51,8 @@ class EvaluationMode {
 /// @param batch      rows that share a pass.
 /// @param after_each called with the rows done so far; return false to stop early.
 /// @param forward    `(hidden, context)`, in place of the streamer's: a CapturedForward's, say.
-/// @pre some token is scored.
+/// @pre some token is scored. @throws NotFiniteError naming the block where the first value appears
+/// that is not finite.
 template <class Model, class Streamer, class Forward>
 [[nodiscard]] Evaluation evaluate_rows(const Model& model, Streamer& streamer,
                                        std::span<const TextRow> rows, std::size_t batch,
@@ -67,6 +70,12 @@ template <class Model, class Streamer, class Forward>
     auto context = model.context(together.ids, {.sequences = together.sequences});
     const at::Tensor hidden = forward(model.embed(together.ids), context);  // (B,T,C)
     total.add(loss_over_tokens(model, hidden, token_targets(together.ids, together.trained)));
+    if (!std::isfinite(total.nats())) {
+      throw NotFiniteError{
+          "the loss is not finite; the first value that is not is in " +
+          first_non_finite(model, streamer, together.ids,
+                           model.context(together.ids, {.sequences = together.sequences}))};
+    }
     result.tokens += together.tokens;
     if (after_each && !after_each(begin + some.size())) break;
   }

@@ -125,6 +125,10 @@ struct PlotFrame {
   const detail::PlotFrame frame{detail::PlotRange::of(points.front().first, points.back().first),
                                 detail::PlotRange::of(low->second, high->second)};
   svg += detail::plot_grid(frame) + "<path d=\"M70 40V370H780\" fill=\"none\" stroke=\"#666\"/>\n";
+  if (points.size() == 1) {
+    return svg + "<circle r=\"3\" fill=\"#1f5fa8\" cx=\"" + frame.x(points[0].first) + "\" cy=\"" +
+           frame.y(points[0].second) + "\"/>\n</svg>\n";
+  }
   svg += "<polyline fill=\"none\" stroke=\"#1f5fa8\" stroke-width=\"1.5\" points=\"";
   for (const auto& [step, loss] : points) svg += frame.x(step) + "," + frame.y(loss) + " ";
   return svg + "\"/>\n</svg>\n";

@@ -71,14 +71,16 @@ namespace detail {
 class MetricsLog {
  public:
   /// @brief Goes on with the log of a run that was saved after `step` (0: begins anew): what later
-  /// steps left is dropped, and what is no line of a step, as one that was cut short.
+  /// steps left is dropped, and what is no line of a step, as one that was cut short. A log that is
+  /// whole stays untouched.
   /// @throws StorageError naming the path, also if it is there and no regular file.
   MetricsLog(const std::filesystem::path& path, std::uint64_t step) : path_{path} {
     expect_usable(path_);
-    std::string kept;
     std::error_code error;
-    if (step > 0 && std::filesystem::exists(path, error)) kept = lines_up_to(step);
-    atomic_replace(path_, std::string_view{kept});
+    const bool goes_on = step > 0 && std::filesystem::exists(path, error);
+    const std::string found = goes_on ? read_text_file(path_) : std::string{};
+    const std::string kept = lines_up_to(step, found);
+    if (!goes_on || kept != found) atomic_replace(path_, std::string_view{kept});
     out_.open(path_, std::ios::binary | std::ios::app);
     if (!out_) throw StorageError{path_.string(), "cannot be written"};
     missing_ = step - losses_.size();
@@ -106,8 +108,7 @@ class MetricsLog {
   }
 
  private:
-  [[nodiscard]] std::string lines_up_to(std::uint64_t step) {
-    const std::string text = read_text_file(path_);
+  [[nodiscard]] std::string lines_up_to(std::uint64_t step, const std::string& text) {
     std::string kept;
     for (std::size_t begin = 0; begin < text.size();) {
       // The last line may lack its newline: it counts if it is whole.

@@ -47,12 +47,6 @@ struct TrainingOptions {
   std::vector<std::string> labels{};
 };
 
-/// A step's loss or a gradient is not finite: the run has diverged, or its weights or data are bad.
-class NotFiniteError : public Error {
- public:
-  using Error::Error;
-};
-
 /// What one step did.
 struct StepReport {
   double loss = 0;              ///< nats per trained token of the whole step

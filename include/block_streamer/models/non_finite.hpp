@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <block_streamer/core/error.hpp>
 #include <block_streamer/core/ids.hpp>
 
 #include <ATen/core/Tensor.h>
@@ -10,6 +11,12 @@
 #include <string>
 
 namespace block_streamer::inline v1 {
+
+/// A step's loss or a gradient is not finite: the run has diverged, or its weights or data are bad.
+class NotFiniteError : public Error {
+ public:
+  using Error::Error;
+};
 
 /// @brief Where values stop being finite, found by a forward that looks at every block's output:
 /// "the output of block 7", "the embedding", or "the logits" if every block's output is finite.
