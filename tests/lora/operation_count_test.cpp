@@ -8,6 +8,8 @@
 #include <ATen/record_function.h>
 
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -100,6 +102,11 @@ struct OneBlock {
   [[nodiscard]] std::span<const at::Tensor> adapter_parameters(std::size_t) const {
     return parameters;
   }
+  [[nodiscard]] at::Device device() const { return at::kCPU; }
+  [[nodiscard]] std::shared_ptr<void> replay_random(bs::BlockId,
+                                                    const std::optional<bs::RngState>& then) const {
+    return std::make_shared<bs::RngScope>(then.value());
+  }
 };
 
 }  // namespace
@@ -122,7 +129,7 @@ TEST_CASE("recompute and backward of a block with seven adapters take few operat
   auto context = bs::models::make_context(1, 5, bs::rotary_frequencies(8, 1e4), at::kFloat);
   const at::Tensor input = waves({1, 5, 24}, 0.5), gradient = waves({1, 5, 24}, 0.6);
   bs::SavedContext saved{context};
-  const bs::RngState random = bs::RngState::capture(at::kCPU);
+  const std::optional<bs::RngState> random = bs::RngState::capture(at::kCPU);
   const bs::AutocastState autocast = bs::AutocastState::capture(at::kCPU);
   OneBlock run{table.blocks[0].parameters};
   const auto pull = [&] {
