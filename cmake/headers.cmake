@@ -126,6 +126,7 @@ set(BLOCK_STREAMER_CORE_HEADERS
   text/pre_tokenizer.hpp
   text/regex.hpp
   text/regex_dialect.hpp
+  text/row_split.hpp
   text/shuffled_order.hpp
   text/streaming_decoder.hpp
   text/template_text.hpp
@@ -283,6 +284,7 @@ set(BLOCK_STREAMER_TORCH_HEADERS
   finetune/run_folder.hpp
   finetune/run_record.hpp
   finetune/save_schedule.hpp
+  finetune/saved_run.hpp
   finetune/trained_model_files.hpp
   finetune/training_loop.hpp
   finetune/training_state.hpp

@@ -47,14 +47,14 @@ namespace block_streamer_cli {
 /// @param graph  passes of one shape are recorded in a graph of the device and replayed.
 template <class Loaded>
 [[nodiscard]] block_streamer::Evaluation evaluate_with_progress(
-    Loaded& loaded, const block_streamer::TextDataset& data, const std::string& what,
+    Loaded& loaded, std::span<const block_streamer::TextRow> rows, const std::string& what,
     bool graph = false) {
   constexpr std::size_t rows_a_pass = 4;
-  forecast_evaluation(loaded, data.rows(), rows_a_pass);
-  Progress progress{what, data.rows().size()};
+  forecast_evaluation(loaded, rows, rows_a_pass);
+  Progress progress{what, rows.size()};
   const auto evaluate = [&](auto&& forwards) {
     return block_streamer::evaluate_rows(
-        loaded.model(), loaded.streamer(), data.rows(), rows_a_pass,
+        loaded.model(), loaded.streamer(), rows, rows_a_pass,
         [&](std::size_t done) {
           progress.update(done, "");
           return !interrupted();
@@ -71,7 +71,7 @@ template <class Backend>
       open_rows(job.options.data, job.tokenizer, job.chat_template, job.options.seq_len,
                 loaded.model().config(), /*keep_short_window=*/true);
   const auto begin = std::chrono::steady_clock::now();
-  const auto evaluation = evaluate_with_progress(loaded, data, "row", job.options.graph);
+  const auto evaluation = evaluate_with_progress(loaded, data.rows(), "row", job.options.graph);
   EvaluateReport report{evaluation.mean_loss, evaluation.scored, evaluation.tokens, 0,
                         interrupted()};
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

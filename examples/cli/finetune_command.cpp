@@ -78,6 +78,8 @@ void expect_consistent(const FinetuneOptions& options) {
   for (const auto& [name, alpha] : form.alpha_pattern) {
     expect_pattern("--alpha-pattern", name, Extent::end);
   }
+  if (options.eval_every && options.eval_data.empty() && !options.eval_fraction)
+    throw UsageError{"--eval-every needs --eval-data or --eval-fraction: rows that do not train"};
   if (!options.steps) return;
   const std::string fault = warmup_fault(options, *options.steps);
   if (!fault.empty()) throw UsageError{fault};
@@ -91,7 +93,7 @@ std::unique_ptr<TrainingRunner> open(const Command& command) {
   return runner;
 }
 
-int run(const Command& command) {
+int run(Command command) {
   const FinetuneOptions& options = command.options;
   expect_consistent(command.common);
   expect_consistent(options);
@@ -107,6 +109,7 @@ int run(const Command& command) {
                                     {"--eval-data", options.eval_data},
                                     {"--adapter", options.adapter},
                                     {"--output", options.output}});
+  take_up_dtype(command.common, options);
   const ModelText text{command.common.model};
   const std::unique_ptr<TrainingRunner> runner = open(command);
   if (interrupted()) return interrupted_exit_code;

@@ -4,6 +4,7 @@
 #include "console.hpp"
 #include "evaluate_job.hpp"
 #include "finetune_record.hpp"
+#include "finetune_rows.hpp"
 #include "interrupt.hpp"
 #include "jobs.hpp"
 #include "run_saving.hpp"
@@ -12,20 +13,17 @@
 #include <block_streamer/finetune/row_order.hpp>
 #include <block_streamer/finetune/training_loop.hpp>
 #include <block_streamer/optim/schedule.hpp>
-#include <block_streamer/text/packing.hpp>
-#include <block_streamer/text/text_dataset.hpp>
+#include <block_streamer/text/text_row.hpp>
 
 #include <ATen/Context.h>
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <iostream>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -41,11 +39,7 @@ class FinetuneRun {
   FinetuneRun(Loaded& loaded, const FinetuneJob& job)
       : loaded_{loaded},
         job_{job},
-        data_{open_rows(job.options.data, job.tokenizer, job.chat_template, job.options.seq_len,
-                        loaded.model().config(),
-                        /*keep_short_window=*/false)},
-        packed_{job.options.pack ? block_streamer::pack_rows(data_.rows(), job.options.seq_len)
-                                 : std::vector<block_streamer::TextRow>{}},
+        data_{job, loaded.model().config()},
         order_{rows().size(), job.options.seed,
                job.options.shuffle ? block_streamer::RowShuffle::by_seed
                                    : block_streamer::RowShuffle::none},
@@ -54,7 +48,6 @@ class FinetuneRun {
         steps_{job.options.steps.value_or(job.options.epochs.value_or(1) * steps_an_epoch())} {
     const std::string fault = warmup_fault(job.options, steps_);
     if (!fault.empty()) throw block_streamer::Error{fault};
-    if (!job.options.eval_data.empty()) held_out_ = open_held_out();
   }
 
   [[nodiscard]] FinetuneReport run() {
@@ -69,12 +62,12 @@ class FinetuneRun {
     if (job_.options.resume) position_ = saving.resume(loop.optimizer());
     if (position_.step >= steps_) return already_finished(saving);
     say_what_trains(training);
-    say_what_is_packed();
+    data_.tell();
     const std::string unit = job_.options.pack ? "pack" : "row";
     say(counted(rows().size(), unit) + ", " + counted(steps_, "step") + " of " +
         counted(rows_a_step_, unit));
     if (job_.options.resume) say_where_it_resumes();
-    if (position_.step == 0) evaluate("before");
+    if (position_.step == 0) evaluate("before", saving);
     if (!interrupted()) train_or_tell(loop, saving);
     report_.interrupted = interrupted();
     finish(loop, saving);
@@ -86,21 +79,9 @@ class FinetuneRun {
   using Loop =
       block_streamer::TrainingLoop<block_streamer::models::DecoderModel, typename Loaded::Streamer>;
 
-  /// @brief What steps are made of: the file's rows, or packs of them.
-  [[nodiscard]] std::span<const block_streamer::TextRow> rows() const {
-    return job_.options.pack ? std::span<const block_streamer::TextRow>{packed_} : data_.rows();
-  }
+  [[nodiscard]] std::span<const block_streamer::TextRow> rows() const { return data_.training(); }
   [[nodiscard]] std::uint64_t steps_an_epoch() const {
     return (rows().size() + rows_a_step_ - 1) / rows_a_step_;
-  }
-  void say_what_is_packed() const {
-    if (!job_.options.pack) return;
-    double tokens = 0;
-    for (const auto& row : packed_) tokens += static_cast<double>(row.tokens.size());
-    const double room =
-        static_cast<double>(packed_.size()) * static_cast<double>(job_.options.seq_len);
-    say(counted(data_.rows().size(), "row") + " packed into " + std::to_string(packed_.size()) +
-        ", " + readable_number(100 * tokens / room, 1) + " % full");
   }
   void say_what_trains(const Training& training) const {
     const std::uint64_t trainable = training.parameter_count();
@@ -113,20 +94,12 @@ class FinetuneRun {
         " %)");
   }
 
-  /// Before anything is trained, so that a fault in it ends the run while nothing is lost.
-  [[nodiscard]] block_streamer::TextDataset open_held_out() const {
-    std::error_code ignored;
-    const bool told =
-        std::filesystem::equivalent(job_.options.eval_data, job_.options.data, ignored);
-    return open_rows(job_.options.eval_data, job_.tokenizer, job_.chat_template,
-                     job_.options.seq_len, loaded_.model().config(), /*keep_short_window=*/true,
-                     !told);
-  }
   /// A result, so to standard output: whoever waits for it sees it now.
-  void evaluate(const std::string& when) {
-    if (!held_out_) return;
-    const auto evaluation = evaluate_with_progress(loaded_, *held_out_, "held-out row");
+  void evaluate(const std::string& when, RunSaving& saving) {
+    if (data_.held_out().empty()) return;
+    const auto evaluation = evaluate_with_progress(loaded_, data_.held_out(), "held-out row");
     if (interrupted()) return;  // a mean over some of the rows is not what was asked for
+    saving.add_held_out(position_.step, evaluation.mean_loss);
     std::cout << "held-out loss " << when << ": " << readable_number(evaluation.mean_loss, 6)
               << " nats per token over " << counted(evaluation.scored, "token") << std::endl;
   }
@@ -150,7 +123,10 @@ class FinetuneRun {
     const bool written = saving.complete();
     saving.tell_missing_metrics();
     say("the run in " + job_.options.output.string() + " is finished, after step " +
-        std::to_string(position_.step) + (written ? ": wrote the rest of its files" : ""));
+        std::to_string(position_.step) + (written ? ": wrote the rest of its files" : "") +
+        (job_.options.mode == FinetuneMode::lora
+             ? "; a new run into another folder goes on from its adapter with --adapter"
+             : ""));
     return report_;
   }
 
@@ -174,8 +150,9 @@ class FinetuneRun {
     loop.set_steps(position_.step);
     order_.seek(position_.step * rows_a_step_);
     Progress progress{"step", steps_};
-    const block_streamer::Statistics before = loaded_.statistics();
+    evaluate_between(saving);  // a run that was killed may have missed it
     while (position_.step < steps_ && !interrupted()) {
+      const block_streamer::Statistics before = loaded_.statistics();
       const auto begin = Clock::now();
       const std::uint64_t number = position_.step + 1;
       const double rate = block_streamer::learning_rate_at(schedule, number);
@@ -191,9 +168,17 @@ class FinetuneRun {
                  loop.optimizer());
       if (number == steps_) break;  // said and saved below
       if (saving.is_due(number)) saving.save(position_, loop.optimizer());
+      evaluate_between(saving);
       progress.update(number, detail());
     }
     progress.finish();
+  }
+  /// After a step that is neither the first's beginning nor the last, where that is asked for.
+  void evaluate_between(RunSaving& saving) {
+    const std::uint64_t step = position_.step;
+    const auto& every = job_.options.eval_every;
+    if (!every || step == 0 || step % *every != 0 || saving.knows_held_out(step)) return;
+    evaluate("after step " + std::to_string(step), saving);
   }
   void seed_dropout(std::uint64_t step) const {
     at::Generator generator = at::globalContext().defaultGenerator(loaded_.model().device());
@@ -206,8 +191,8 @@ class FinetuneRun {
     report_.seconds += seconds;
     report_.tokens += done.tokens;
     const block_streamer::Statistics now = loaded_.statistics();
-    report_.bytes_needed = now.bytes_needed - before.bytes_needed;
-    report_.bytes_read = now.bytes_read - before.bytes_read;
+    report_.bytes_needed += now.bytes_needed - before.bytes_needed;
+    report_.bytes_read += now.bytes_read - before.bytes_read;
     last_loss_ = done.not_finite.empty() ? std::optional{done.loss} : std::nullopt;
     skipped_at_last_ = last_loss_ ? 0 : skipped_at_last_ + 1;
     if (last_loss_) return;
@@ -237,7 +222,8 @@ class FinetuneRun {
         (report_.interrupted
              ? " after step " + std::to_string(position_.step) + "; --resume goes on from there"
              : std::string{}));
-    if (!report_.interrupted) evaluate("after");
+    if (!report_.interrupted) evaluate("after", saving);
+    saving.draw();
     report_.interrupted = interrupted();  // the last evaluation may have been cut short
   }
   [[nodiscard]] std::string detail() const {
@@ -251,9 +237,7 @@ class FinetuneRun {
 
   Loaded& loaded_;
   const FinetuneJob& job_;
-  block_streamer::TextDataset data_;
-  std::vector<block_streamer::TextRow> packed_;  ///< empty unless asked for
-  std::optional<block_streamer::TextDataset> held_out_;
+  FinetuneRows data_;
   block_streamer::RowOrder order_;
   std::size_t rows_a_step_;
   std::uint64_t steps_;

@@ -17,6 +17,12 @@ std::string check_fraction(const std::string& text) {
   return number && value > 0 && value <= 1 ? std::string{} : "'" + text + "' is not in (0, 1]";
 }
 
+std::string check_part(const std::string& text) {
+  double value = 0;
+  const bool number = CLI::detail::lexical_cast(text, value);
+  return number && value > 0 && value < 1 ? std::string{} : "'" + text + "' is not in (0, 1)";
+}
+
 std::string check_not_negative(const std::string& text) {
   double value = 0;
   const bool number = CLI::detail::lexical_cast(text, value) && std::isfinite(value);
@@ -81,6 +87,24 @@ void add_memory_options(CLI::App& app, CommonOptions& common, FinetuneOptions& o
       ->group(group);
 }
 
+void add_evaluation_options(CLI::App& app, FinetuneOptions& options) {
+  const std::string group = "Held-out rows";
+  auto* data = app.add_option("--eval-data", options.eval_data,
+                              "print the loss on this before and after the training")
+                   ->type_name("FILE")
+                   ->group(group);
+  app.add_option("--eval-fraction", options.eval_fraction,
+                 "instead: on this share of the rows of --data, which do not train")
+      ->check(check_part)
+      ->excludes(data)
+      ->type_name("F")
+      ->group(group);
+  app.add_option("--eval-every", options.eval_every, "print it after every N steps as well")
+      ->transform(whole_number(1, std::uint64_t{1} << 31))
+      ->type_name("N")
+      ->group(group);
+}
+
 void add_training_options(CLI::App& app, FinetuneOptions& options) {
   const std::string group = "Training";
   const auto count = whole_number(1, std::uint64_t{1} << 31);
@@ -129,7 +153,7 @@ void add_training_options(CLI::App& app, FinetuneOptions& options) {
       {{"constant", ScheduleShape::constant},
        {"linear", ScheduleShape::linear},
        {"cosine", ScheduleShape::cosine}},
-      "of the learning rate after the warm-up: constant (default), or to 0 at the end")
+      "of the learning rate after the warm-up: constant (default), or linear or cosine down to 0")
       ->group(group);
   app.add_option("--warmup-steps", options.warmup_steps, "in which the learning rate rises from 0")
       ->transform(whole_number(0, std::uint64_t{1} << 31))
@@ -206,6 +230,7 @@ void add_adapter_options(CLI::App& app, FinetuneOptions& options) {
                      "projections: all-linear, or names such as q_proj,v_proj (default: "
                      "all-linear)")
           ->delimiter(',')
+          ->transform([](const std::string& name) { return CLI::detail::trim_copy(name); })
           ->type_name("NAME,…")
           ->group(group);
   app.add_option("--target-regex", form.target_pattern,
@@ -247,8 +272,7 @@ void add_finetune_options(CLI::App& app, CommonOptions& common, FinetuneOptions&
                  "save after every N steps (default: every 10 minutes), and at the end")
       ->transform(whole_number(1, std::uint64_t{1} << 31))
       ->type_name("N");
-  app.add_option("--eval-data", options.eval_data, "print the loss on this before and after")
-      ->type_name("FILE");
+  add_evaluation_options(app, options);
   add_adapter_options(app, options);
   add_training_options(app, options);
   add_memory_options(app, common, options);

@@ -8,6 +8,7 @@
 #include <block_streamer/checkpoint/checkpoint.hpp>
 #include <block_streamer/checkpoint/crc32c.hpp>
 #include <block_streamer/checkpoint/json_file.hpp>
+#include <block_streamer/core/number_text.hpp>
 #include <block_streamer/finetune/run_record.hpp>
 #include <block_streamer/lora/lora_adapter.hpp>
 #include <block_streamer/models/decoder_model.hpp>
@@ -148,6 +149,8 @@ inline void add_adapter_form(block_streamer::RunRecord& record,
   record.set("--model", detail::model_sum(model));
   record.set("--seq-len", options.seq_len);
   record.set("--pack", std::string{options.pack ? "on" : "off"});
+  record.set("--eval-fraction",
+             options.eval_fraction ? block_streamer::number_text(*options.eval_fraction) : "none");
   record.set("--data", detail::data_sum(rows));
   record.set("--batch", options.batch);
   record.set("--grad-accum", options.grad_accum);

@@ -51,8 +51,10 @@ struct FinetuneOptions {
   FinetuneMode mode = FinetuneMode::lora;
   std::filesystem::path data;
   std::filesystem::path output;
-  std::filesystem::path eval_data;  ///< empty: none
-  std::filesystem::path adapter;    ///< to go on from; empty: a new one
+  std::filesystem::path eval_data;          ///< empty: none
+  std::optional<double> eval_fraction;      ///< of the data's rows, held out; empty: none
+  std::optional<std::uint64_t> eval_every;  ///< steps; empty: before and after the training
+  std::filesystem::path adapter;            ///< to go on from; empty: a new one
   bool overwrite = false;
   AdapterOptions adapter_options;
   std::optional<std::uint64_t> steps;

@@ -19,6 +19,12 @@ std::filesystem::path require_model_folder(const std::filesystem::path& model) {
   std::filesystem::path folder = is_folder ? model : model.parent_path();
   if (folder.empty()) folder = ".";
   bs::expect_conversion_ended(folder);
+  if (!std::filesystem::exists(folder / "config.json", error) &&
+      std::filesystem::exists(folder / "adapter_config.json", error)) {
+    throw bs::Error{
+        "--model " + model.string() +
+        " is an adapter: --model names the model that it changes, --adapter the adapter"};
+  }
   return folder;
 }
 

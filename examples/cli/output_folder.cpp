@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "output_folder.hpp"
 
+#include "console.hpp"
 #include "model_files.hpp"
+#include "saved_state.hpp"
 
 #include <block_streamer/checkpoint/json_file.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/finetune/run_folder.hpp>
+#include <block_streamer/finetune/saved_run.hpp>
 
 #include <cstdint>
 #include <filesystem>
@@ -73,6 +76,18 @@ void expect_free_or_resumable(const FinetuneOptions& options) {
                                 folder.state().string() +
                                 " is missing); --overwrite begins a new one"};
   }
+}
+
+void take_up_dtype(CommonOptions& common, const FinetuneOptions& options) {
+  if (!options.resume || common.dtype != "auto") return;
+  const block_streamer::RunFolder folder{options.output};
+  const auto saved = with_a_way_out([&] { return block_streamer::read_saved_run(folder.state()); });
+  if (!saved) return;
+  const auto found = saved->record.find("--dtype");
+  if (found == saved->record.end()) return;
+  common.dtype = found->second;
+  say("dtype: " + common.dtype + " (auto: as the run in " + options.output.string() +
+      " was begun)");
 }
 
 }  // namespace block_streamer_cli

@@ -2,6 +2,7 @@
 // Where a finetuning run writes: who may write there, and what must not be lost.
 #pragma once
 
+#include "common_options.hpp"
 #include "jobs.hpp"
 
 #include <block_streamer/os/folder_lock.hpp>
@@ -50,5 +51,10 @@ void expect_same_kind(const std::filesystem::path& model, const FinetuneOptions&
 /// @brief Before anything is trained: the folder holds nothing that is not to be replaced.
 /// @throws block_streamer::Error
 void expect_free_or_resumable(const FinetuneOptions& options);
+
+/// @brief With --resume and --dtype auto a run goes on in the type that it was begun in: what auto
+/// chooses may differ from time to time. Says so.
+/// @throws block_streamer::Error if the saved state is damaged, with the way out.
+void take_up_dtype(CommonOptions& common, const FinetuneOptions& options);
 
 }  // namespace block_streamer_cli

@@ -81,12 +81,18 @@ std::string unknown_word(const CLI::App& app, const std::string& word) {
   return option + " is no option of " + app.get_name() + suggestion(option, options_of(app));
 }
 
+/// CLI11's words for an option that may come once and came more often; other texts as they are.
+std::string given_once(const std::string& text) {
+  const std::size_t at = text.find(": At Most 1 required");
+  return at == std::string::npos ? text : text.substr(0, at) + " is given more than once";
+}
+
 }  // namespace
 
 std::string parse_fault(const CLI::App& program, const CLI::ParseError& error) {
   const bool incomplete = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr ||
                           dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
-  if (!incomplete) return error.what();
+  if (!incomplete) return given_once(error.what());
   const std::vector<CLI::App*> given = program.get_subcommands();
   const std::vector<std::string> before = program.remaining();
   if (given.empty()) {

@@ -5,6 +5,7 @@
 #include "console.hpp"
 #include "jobs.hpp"
 #include "run_product.hpp"
+#include "saved_state.hpp"
 
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/finetune/loss_plot.hpp>
@@ -47,11 +48,14 @@ class RunSaving {
   /// @returns where it stands; step 0: nothing is saved yet.
   /// @throws Error naming what the run there was begun with otherwise.
   [[nodiscard]] block_streamer::RunPosition resume(block_streamer::AdamW& optimizer) {
-    const auto saved = block_streamer::read_saved_run(folder_.state());
+    const auto saved =
+        with_a_way_out([&] { return block_streamer::read_saved_run(folder_.state()); });
     if (!saved) return {};
     block_streamer::expect_same_run(folder_.path().string(), record_, saved->record);
     if (saved->position.step > 0) {
-      block_streamer::load_training_state(folder_.state(), product_->parameters(), optimizer);
+      with_a_way_out([&] {
+        block_streamer::load_training_state(folder_.state(), product_->parameters(), optimizer);
+      });
       product_->took_up();
     }
     saved_step_ = saved->position.step;
@@ -73,6 +77,16 @@ class RunSaving {
     metrics_->add(step);
   }
 
+  /// @brief Tells of the loss on held-out rows after `step`.
+  void add_held_out(std::uint64_t step, double loss) {
+    if (metrics_) return metrics_->add_held_out(step, loss);
+    before_ = loss;  // the folder is not this run's yet
+  }
+  /// @brief Whether it was told of this step, also before the run was resumed. @pre begun.
+  [[nodiscard]] bool knows_held_out(std::uint64_t step) const {
+    return metrics_ && !metrics_->held_out().empty() && metrics_->held_out().back().first >= step;
+  }
+
   [[nodiscard]] bool is_due(std::uint64_t step) const {
     return schedule_.is_due(step, Clock::now());
   }
@@ -85,9 +99,13 @@ class RunSaving {
                                         optimizer);
     saved_step_ = position.step;
     product_->save(folder_.path());
-    block_streamer::atomic_replace(folder_.plot(),
-                                   std::string_view{block_streamer::loss_plot(metrics_->losses())});
+    draw();
     schedule_.saved(Clock::now());
+  }
+  /// @brief Writes the plot of what is told so far. @pre begun, or complete().
+  void draw() const {
+    block_streamer::atomic_replace(folder_.plot(), std::string_view{block_streamer::loss_plot(
+                                                       metrics_->losses(), metrics_->held_out())});
   }
   [[nodiscard]] const RunProduct& product() const noexcept { return *product_; }
   /// @brief True once the folder is this run's, and not one that it was to replace.
@@ -110,8 +128,7 @@ class RunSaving {
     if (product_->is_in(folder_.path()) && std::filesystem::exists(folder_.plot())) return false;
     product_->save(folder_.path());
     open_metrics(saved_step_);
-    block_streamer::atomic_replace(folder_.plot(),
-                                   std::string_view{block_streamer::loss_plot(metrics_->losses())});
+    draw();
     return true;
   }
 
@@ -138,6 +155,7 @@ class RunSaving {
   }
   void open_metrics(std::uint64_t step) {
     metrics_.emplace(folder_.metrics(), step);
+    if (step == 0 && before_) metrics_->add_held_out(0, *before_);
     if (metrics_->missing() == 0) return;
     say(folder_.metrics().string() + ": the lines of " + std::to_string(metrics_->missing()) +
         " of " + counted(step, "finished step") + " are missing or cannot be read");
@@ -159,6 +177,7 @@ class RunSaving {
   block_streamer::RunRecord record_;
   block_streamer::SaveSchedule schedule_;
   std::optional<block_streamer::MetricsLog> metrics_;
+  std::optional<double> before_;  ///< loss on held-out rows before the first step
   std::uint64_t saved_step_ = 0;
 };
 

@@ -664,6 +664,21 @@ class Finetune(CliTest):
         self.assertEqual(len(written), 1)
         self.assertEqual(len(losses), 1)
 
+    def test_an_adapter_of_a_model_of_another_name_is_told(self):
+        self.train(self.adapter, "--steps", 1, "--rank", 4, "--targets", "q_proj, v_proj")  # spaces do not count
+        path = self.adapter / "adapter_config.json"
+        config = json.loads(path.read_text())
+        self.assertEqual(config["target_modules"], ["q_proj", "v_proj"])
+        command = ["generate", "--model", self.model, "--device", "cpu", "--prompt", "a", "--max-new-tokens", 1, "--adapter", self.adapter]
+        name = self.model.name
+        for base, told in [(str(self.model), False), (f"org/{name.upper()}", False), (f"/cache/models--org--{name}/snapshots/1f", False), ("", False),
+                           ("org/another-one", True)]:  # fmt: skip
+            path.write_text(json.dumps(config | {"base_model_name_or_path": base}))
+            code, _, err = run(*command)
+            self.assertEqual((code, "was made for" in err), (0, told), err)
+        self.assertIn(f"was made for org/another-one; the model in {self.model} has the same shapes", err)
+        self.refused("generate", "--model", self.adapter, "--prompt", "a", code=1, says=["is an adapter", "--adapter"])
+
     def test_going_on_with_an_adapter(self):
         form = ["--rank", 4, "--alpha", 8, "--dropout", "0.25", "--targets", "q_proj,down_proj", "--top-fraction", "0.5"]
         self.train(self.adapter, "--steps", 1, *form)

@@ -120,6 +120,14 @@ class CudaTest(unittest.TestCase):
                 for number, more in enumerate([[], ["--device-budget", block], ["--prefetch-ahead", "2"]]):
                     self.assertEqual(self.finetuned(model, f"{name}-{number}", *form, "--graph", *more), plain, (model, name, more))
 
+    def test_measuring_between_recorded_steps_changes_no_bit(self):
+        form = ["--steps", "6", "--dropout", "0.2", "--eval-data", self.data, "--eval-every", "2"]
+        for model in self.models:
+            measured = self.finetuned(model, "measured", *form)
+            self.assertEqual(self.finetuned(model, "measured-graph", *form, "--graph"), measured)
+            adapter, metrics = self.finetuned(model, "unmeasured", *form[:4], "--graph")
+            self.assertEqual((adapter, metrics), (measured[0], [m for m in measured[1] if "loss" in m]))
+
     def test_a_recorded_run_that_is_interrupted_goes_on(self):
         form = ["--steps", "400", "--batch", "2", "--grad-accum", "2", "--dropout", "0.1"]
         whole = self.finetuned("tied", "whole", *form)

@@ -167,6 +167,65 @@ class Packing(RunsTest):
         self.assertIn("is finished", self.run_program(self.output, "--resume", "--pack", "--epochs", 1, data=self.rows))
 
 
+class HeldOut(RunsTest):
+    FORM = ["--steps", 12, "--grad-accum", 2, "--dropout", "0.25", "--eval-fraction", "0.3", "--eval-every", 5]
+
+    def result(self, output, *arguments, **options):
+        done = subprocess.run(self.command(output, *arguments, **options), capture_output=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout.decode(), done.stderr.decode()
+
+    def held_out(self, output):
+        return [(m["step"], m["held_out_loss"]) for m in self.metrics(output) if "held_out_loss" in m]
+
+    def test_the_loss_on_a_share_of_the_rows_is_told_while_training(self):
+        out, err = self.result(self.output, *self.FORM)
+        found = re.fullmatch("".join(rf"held-out loss {when}: ([\d.]+) nats per token over (\d+) tokens\n" for when in ("before", "after step 5", "after step 10", "after")), out)
+        held, rows = map(int, re.search(r"(\d+) rows of (\d+) held out", err).groups())
+        self.assertEqual(held, round(0.3 * rows))
+        self.assertIn(f": {rows - held} rows, 12 steps of 2 rows", err)
+        self.assertEqual({found.group(n) for n in (2, 4, 6, 8)}, {str(held * 39)})
+        told = self.held_out(self.output)
+        self.assertEqual([step for step, _ in told], [0, 5, 10, 12])
+        for (_, loss), n in zip(told, (1, 3, 5, 7)):
+            self.assertAlmostEqual(loss, float(found.group(n)), places=5)
+        self.assertGreater(told[0][1], told[3][1])
+        plot = (self.output / "loss.svg").read_text()
+        self.assertEqual((plot.count("<polyline"), plot.count("held-out rows")), (2, 1))
+
+    def test_no_bit_of_the_training_depends_on_the_measuring(self):
+        self.result(self.output, *self.FORM)
+        apart = self.output.with_suffix(".apart")
+        self.result(apart, *self.FORM[:-2])
+        self.assertEqual(self.adapter(apart), self.adapter(self.output))
+        timeless = lambda o: [m | {"seconds": 0} for m in self.metrics(o) if "loss" in m]  # noqa: E731
+        self.assertEqual(timeless(apart), timeless(self.output))
+
+    def test_killed_it_tells_the_same(self):
+        whole, parts = self.output / "whole", self.output / "parts"
+        self.result(whole, *self.FORM)
+        for step in (5, 7, 10):
+            self.killed(parts, lambda step=step: self.lines(parts) > step, *self.FORM, "--resume", "--save-every", 1)
+        self.run_program(parts, *self.FORM, "--resume")
+        self.assertEqual(self.adapter(parts), self.adapter(whole))
+        self.assertEqual([s for s, _ in self.held_out(parts)][:3], [0, 5, 10])
+        self.assertEqual(self.held_out(parts)[:3], self.held_out(whole)[:3])
+        self.assertIn("--eval-fraction was 0.3, here it is none", self.run_program(parts, *self.FORM[:-4], "--resume", code=1))
+
+    def test_an_own_file_is_measured_on_while_training_too(self):
+        out, _ = self.result(self.output, "--steps", 4, "--eval-data", self.data, "--eval-every", 2)
+        self.assertEqual([line.split(":")[0] for line in out.splitlines()], ["held-out loss before", "held-out loss after step 2", "held-out loss after"])
+
+    def test_what_cannot_be_meant_is_refused(self):
+        self.assertIn("--eval-every needs --eval-data or --eval-fraction", self.run_program(self.output, "--eval-every", 2, code=2))
+        for value in "0", "1", "x":
+            self.assertIn("--eval-fraction", self.run_program(self.output, "--eval-fraction", value, code=2))
+        self.assertIn("excludes", self.run_program(self.output, "--eval-fraction", "0.5", "--eval-data", self.data, code=2))
+        short = self.folder / "one-row.txt"
+        short.write_text("In the beginning")
+        self.assertIn("none is left to train on", self.run_program(self.output, "--eval-fraction", "0.5", code=1, data=short))
+
+
 class Forms(RunsTest):
     def config(self):
         return json.loads((self.output / "adapter_config.json").read_text())
@@ -299,7 +358,9 @@ class Saving(RunsTest):
     def test_resumed_when_finished_it_changes_nothing(self):
         self.run_program(self.output, *self.FORM)
         before = self.everything(self.output)
-        self.assertIn("is finished, after step 24", self.run_program(self.output, *self.FORM, "--resume"))
+        told = self.run_program(self.output, *self.FORM, "--resume")
+        self.assertIn("is finished, after step 24", told)
+        self.assertIn("--adapter", told)
         self.assertEqual(self.everything(self.output), before)
         self.run_program(self.output, *self.FORM, "--resume", code=1, model=self.with_another_projection())
         self.assertEqual(self.everything(self.output), before)
@@ -352,6 +413,16 @@ class Saving(RunsTest):
         self.assertIn("configuration: --shuffle was on, here it is off", self.run_program(self.output, *self.FORM, "--resume", "--no-shuffle", code=1))
         self.assertEqual(self.everything(self.output), before)
 
+    def test_a_run_goes_on_in_the_type_that_it_was_begun_in(self):
+        in_bf16 = [{"fp32": "bf16"}.get(a, a) for a in self.command(self.output, "--steps", 2)]
+        subprocess.run(in_bf16, check=True, capture_output=True)
+        self.assertIn("--dtype is given more than once", self.run_program(self.output, "--dtype", "bf16", "--steps", 2, "--resume", code=2))
+        auto = [a for a in self.command(self.output, "--steps", 2, "--resume") if a not in ("--dtype", "fp32")]
+        done = subprocess.run(auto, capture_output=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(b"dtype: bf16 (auto: as the run in ", done.stderr)
+        self.assertIn(b"is finished", done.stderr)
+
     def with_another_projection(self):
         """The model, as an adapter's merge would leave it: only one linear map has other values."""
         folder = tiny_model.write_model(self.output.with_suffix(".merged"))
@@ -372,11 +443,11 @@ class Saving(RunsTest):
         state = self.output / "resume" / "state.safetensors"
         good = state.read_bytes()
         state.write_bytes(good[:-3] + b"abc")
-        self.assertIn("crc32c", self.run_program(self.output, "--steps", 2, "--resume", code=1))
+        self.assertRegex(self.run_program(self.output, "--steps", 2, "--resume", code=1), "crc32c; .*--overwrite begins a new one")
         self.assertIn(b'"step":"2"', good)
         for step in [b"0", b"1", b"3"]:  # not only what would be loaded: also of a run that has only begun, or is finished
             state.write_bytes(good.replace(b'"step":"2"', b'"step":"' + step + b'"'))
-            self.assertIn("has changed since it was saved", self.run_program(self.output, "--steps", 2, "--resume", code=1))
+            self.assertRegex(self.run_program(self.output, "--steps", 2, "--resume", code=1), "has changed since it was saved.*--overwrite begins a new one")
         state.write_bytes(good[: len(good) // 2])
         self.assertIn("state.safetensors", self.run_program(self.output, "--steps", 2, "--resume", code=1))
         shutil.copy(self.output / ADAPTER_FILES[1], state)

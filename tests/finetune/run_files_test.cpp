@@ -132,6 +132,30 @@ TEST_CASE("a log keeps a whole last line without its newline and counts lines th
   CHECK(bs::MetricsLog(path, 0).missing() == 0);
 }
 
+TEST_CASE("a log keeps losses on held-out rows of the steps that it keeps, once each") {
+  const support::TempFolder folder;
+  const auto path = folder / "metrics.jsonl";
+  const auto line = [](std::uint64_t step) { return bs::metrics_line({step, 1.5, 0.1, 7, 2, 1}); };
+  CHECK(bs::held_out_line(2, 0.5) == "{\"step\": 2, \"held_out_loss\": 0.5}\n");
+  const std::string kept =
+      bs::held_out_line(0, 4) + line(1) + line(2) + bs::held_out_line(2, 0.5) + line(3);
+  support::write_text(path, bs::held_out_line(0, 4) + bs::held_out_line(0, 5) + line(1) +
+                                bs::held_out_line(3, 9) + line(2) + bs::held_out_line(2, 0.5) +
+                                line(3) + line(4) + bs::held_out_line(4, 0.25));
+  {
+    bs::MetricsLog log{path, 3};
+    CHECK(support::read_text(path) == kept);
+    CHECK(log.held_out() == Losses{{0, 4}, {2, 0.5}});
+    CHECK(log.losses().size() == 3);
+    CHECK(log.missing() == 0);
+    log.add({4, 1});
+    log.add_held_out(4, 0.125);
+    CHECK(log.held_out().back() == std::pair<std::uint64_t, double>{4, 0.125});
+  }
+  CHECK(support::read_text(path).ends_with(bs::held_out_line(4, 0.125)));
+  CHECK(bs::MetricsLog(path, 0).held_out().empty());
+}
+
 TEST_CASE("a log that is no regular file is refused and stays as it is") {
   const support::TempFolder folder;
   const auto path = folder / "metrics.jsonl";
@@ -168,6 +192,15 @@ TEST_CASE("a plot draws every step, or the means of neighbours where there are m
   CHECK(points(svg) == 467);  // three steps each: 700 points at most
   CHECK(svg.find("points=\"70,40 ") !=
         std::string::npos);  // 6, 12 and 18 are one point, the highest
+}
+
+TEST_CASE("losses on held-out rows are a line of their own, in the same frame") {
+  const std::string svg = bs::loss_plot(Losses{{1, 2.0}, {2, 1.5}}, Losses{{0, 3.0}, {2, 1.0}});
+  CHECK(svg.find("points=\"425,205 780,287.5 \"") != std::string::npos);
+  CHECK(svg.find("points=\"70,40 780,370 \"") != std::string::npos);
+  CHECK(svg.find("held-out rows") != std::string::npos);
+  CHECK(bs::loss_plot(Losses{{1, 2.0}}).find("held-out") == std::string::npos);
+  CHECK(bs::loss_plot({}, Losses{{0, 3.0}}).find("<circle") != std::string::npos);
 }
 
 TEST_CASE("the marks beside a plot are round numbers within it") {

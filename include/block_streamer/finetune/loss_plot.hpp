@@ -104,34 +104,63 @@ struct PlotFrame {
   return svg;
 }
 
+/// A line through the points, or a dot where there is one.
+[[nodiscard]] inline std::string plot_line(const PlotFrame& frame,
+                                           const std::vector<LossPoint>& points,
+                                           const std::string& color) {
+  if (points.empty()) return {};
+  if (points.size() == 1) {
+    return "<circle r=\"3\" fill=\"" + color + "\" cx=\"" + frame.x(points[0].first) + "\" cy=\"" +
+           frame.y(points[0].second) + "\"/>\n";
+  }
+  std::string svg =
+      "<polyline fill=\"none\" stroke=\"" + color + "\" stroke-width=\"1.5\" points=\"";
+  for (const auto& [step, loss] : points) svg += frame.x(step) + "," + frame.y(loss) + " ";
+  return svg + "\"/>\n";
+}
+
+/// What both lines lie in. @pre a point is there.
+[[nodiscard]] inline PlotFrame frame_of(const std::vector<LossPoint>& first,
+                                        const std::vector<LossPoint>& second) {
+  std::vector<double> steps, losses;
+  for (const auto* points : {&first, &second}) {
+    for (const auto& [step, loss] : *points) {
+      steps.push_back(step);
+      losses.push_back(loss);
+    }
+  }
+  const auto range = [](const std::vector<double>& values) {
+    const auto [low, high] = std::minmax_element(values.begin(), values.end());
+    return PlotRange::of(*low, *high);
+  };
+  return {range(steps), range(losses)};
+}
+
 }  // namespace detail
 
-/// @brief The loss over the steps as an SVG picture of 800 × 420. Of more than 700 steps neighbours
-/// are drawn as their mean; steps without a finite loss are left out. The same losses give the same
-/// text.
+/// @brief The loss over the steps as an SVG picture of 800 × 420, and that on held-out rows. Of
+/// more than 700 steps neighbours are drawn as their mean; steps without a finite loss are left
+/// out. The same losses give the same text.
 [[nodiscard]] inline std::string loss_plot(
-    std::span<const std::pair<std::uint64_t, double>> losses) {
+    std::span<const std::pair<std::uint64_t, double>> losses,
+    std::span<const std::pair<std::uint64_t, double>> held_out = {}) {
   const std::vector<detail::LossPoint> points = detail::thinned(losses, 700);
+  const std::vector<detail::LossPoint> measured = detail::thinned(held_out, 700);
   std::string svg =
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 800 420\" "
       "font-family=\"sans-serif\" font-size=\"12\" fill=\"#333\">\n"
       "<rect width=\"800\" height=\"420\" fill=\"#fff\"/>\n"
       "<text x=\"70\" y=\"24\">loss, nats per trained token</text>\n"
       "<text x=\"780\" y=\"410\" text-anchor=\"end\">step</text>\n";
-  if (points.empty()) return svg + "</svg>\n";
-  const auto [low, high] =
-      std::minmax_element(points.begin(), points.end(),
-                          [](const auto& a, const auto& b) { return a.second < b.second; });
-  const detail::PlotFrame frame{detail::PlotRange::of(points.front().first, points.back().first),
-                                detail::PlotRange::of(low->second, high->second)};
-  svg += detail::plot_grid(frame) + "<path d=\"M70 40V370H780\" fill=\"none\" stroke=\"#666\"/>\n";
-  if (points.size() == 1) {
-    return svg + "<circle r=\"3\" fill=\"#1f5fa8\" cx=\"" + frame.x(points[0].first) + "\" cy=\"" +
-           frame.y(points[0].second) + "\"/>\n</svg>\n";
+  if (points.empty() && measured.empty()) return svg + "</svg>\n";
+  if (!measured.empty()) {
+    svg +=
+        "<text x=\"780\" y=\"24\" text-anchor=\"end\" fill=\"#b8540f\">on held-out rows</text>\n";
   }
-  svg += "<polyline fill=\"none\" stroke=\"#1f5fa8\" stroke-width=\"1.5\" points=\"";
-  for (const auto& [step, loss] : points) svg += frame.x(step) + "," + frame.y(loss) + " ";
-  return svg + "\"/>\n</svg>\n";
+  const detail::PlotFrame frame = detail::frame_of(points, measured);
+  svg += detail::plot_grid(frame) + "<path d=\"M70 40V370H780\" fill=\"none\" stroke=\"#666\"/>\n";
+  return svg + detail::plot_line(frame, points, "#1f5fa8") +
+         detail::plot_line(frame, measured, "#b8540f") + "</svg>\n";
 }
 
 }  // namespace block_streamer::inline v1

@@ -10,43 +10,27 @@
 #include <block_streamer/checkpoint/safetensors_writer.hpp>
 #include <block_streamer/core/error.hpp>
 #include <block_streamer/finetune/run_record.hpp>
+#include <block_streamer/finetune/saved_run.hpp>
 #include <block_streamer/optim/adamw_state.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 namespace block_streamer::inline v1 {
 
-/// How far a run has come. What a step draws and which rows it takes follow from its number.
-struct RunPosition {
-  std::uint64_t step = 0;     ///< finished steps, skipped ones included; 0: nothing is saved yet
-  std::uint64_t skipped = 0;  ///< of them, those that were not finite
-};
-
-/// What a state says of its run.
-struct SavedRun {
-  RunPosition position;
-  std::map<std::string, std::string> record;  ///< RunRecord's fields
-};
-
 namespace detail {
-
-inline constexpr const char* state_format = "block_streamer training state 2";
 
 [[nodiscard]] inline std::uint32_t sum_of(const NamedTensors& tensors) {
   std::uint32_t sum = 0;
@@ -55,19 +39,6 @@ inline constexpr const char* state_format = "block_streamer training state 2";
     sum = crc32c(bytes_of(tensor), sum);
   }
   return sum;
-}
-
-inline constexpr const char* metadata_sum_key = "metadata crc32c";
-
-/// Of every field but itself, keys, values and where one ends: a changed step or record is seen.
-[[nodiscard]] inline std::uint32_t sum_of(const std::map<std::string, std::string>& metadata) {
-  std::string all;
-  for (const auto& [key, value] : metadata) {
-    if (key == metadata_sum_key) continue;
-    for (const std::string* text : {&key, &value})
-      all += std::to_string(text->size()) + " " + *text;
-  }
-  return crc32c(std::as_bytes(std::span{all}));
 }
 
 /// Parameters and moments as they are written, on the host.
@@ -83,26 +54,6 @@ inline constexpr const char* metadata_sum_key = "metadata crc32c";
     all.push_back({"optimizer." + name, tensor.to(at::kCPU).contiguous()});
   }
   return all;
-}
-
-[[nodiscard]] inline std::uint64_t state_number(const std::filesystem::path& path,
-                                                const std::map<std::string, std::string>& metadata,
-                                                const std::string& key) {
-  const auto found = metadata.find(key);
-  const std::string text = found == metadata.end() ? std::string{} : found->second;
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) {
-    throw FormatError{path.string(), "'" + key + "' in its metadata is no whole number"};
-  }
-  return value;
-}
-
-inline void expect_unchanged_metadata(const std::filesystem::path& path,
-                                      const std::map<std::string, std::string>& metadata) {
-  if (sum_of(metadata) == state_number(path, metadata, metadata_sum_key)) return;
-  throw FormatError{path.string(),
-                    "the file has changed since it was saved: its metadata has another crc32c"};
 }
 
 /// The order in which the sum of a state's tensors is taken.
@@ -172,29 +123,6 @@ inline void save_training_state(const std::filesystem::path& path, const RunReco
                        .bytes = bytes_of(tensor)});
   }
   write_safetensors(path, written, metadata);
-}
-
-/// @brief What the state at `path` says of its run; nullopt if there is no file.
-/// @throws FormatError if it is no such state or what it says has changed since it was saved;
-/// StorageError if it cannot be read.
-[[nodiscard]] inline std::optional<SavedRun> read_saved_run(const std::filesystem::path& path) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) return std::nullopt;
-  const SafetensorsHeader header = read_safetensors_header(path);
-  const auto format = header.metadata.find("format");
-  if (format == header.metadata.end() || format->second != detail::state_format) {
-    throw FormatError{path.string(),
-                      std::string{"not a \""} + detail::state_format + "\" by its metadata"};
-  }
-  detail::expect_unchanged_metadata(path, header.metadata);
-  SavedRun run;
-  run.position = {.step = detail::state_number(path, header.metadata, "step"),
-                  .skipped = detail::state_number(path, header.metadata, "skipped")};
-  constexpr std::string_view prefix = "run ";
-  for (const auto& [key, value] : header.metadata) {
-    if (key.starts_with(prefix)) run.record.emplace(key.substr(prefix.size()), value);
-  }
-  return run;
 }
 
 /// @brief Takes up parameters and moments of a state whose step is not 0: the next step continues

@@ -66,6 +66,8 @@ class TextDataset {
   }
 
   [[nodiscard]] std::span<const TextRow> rows() const noexcept { return rows_; }
+  /// @brief The rows, for good.
+  [[nodiscard]] std::vector<TextRow> take_rows() && noexcept { return std::move(rows_); }
   /// @brief Rows that were longer than `seq_len` and lost their end, dropped ones included.
   [[nodiscard]] std::size_t truncated_rows() const noexcept { return truncated_; }
   /// @brief Rows left out because no token of them is trained (after truncation).
