@@ -2,6 +2,8 @@
 # One executable a folder. Torch-free tests are listed case by case; a LibTorch test is one ctest entry, because each process
 # start loads LibTorch. So is a test that runs under wine (label wine), which starts slowly. TARGET may be a list: block_streamer::io block_streamer::cuda.
 # BUSY tests try so many cases that they are optimised under sanitizers too.
+# Several files of a test are compiled as one unit: most of a unit's time goes into templates that all of them instantiate.
+option(BLOCK_STREAMER_UNITY_TESTS "compile up to six files of a test as one unit" ON)
 option(BLOCK_STREAMER_WARNINGS_AS_ERRORS "refuse warnings in the tests" OFF)
 if(NOT TARGET Catch2::Catch2)
   find_package(Catch2 QUIET)
@@ -77,6 +79,7 @@ endfunction()
 function(block_streamer_add_test)
   cmake_parse_arguments(T "BUSY" "NAME" "TARGET;SOURCES;LABELS;ARGS" ${ARGN})
   add_executable(test_${T_NAME} ${T_SOURCES})
+  set_target_properties(test_${T_NAME} PROPERTIES UNITY_BUILD ${BLOCK_STREAMER_UNITY_TESTS} UNITY_BUILD_BATCH_SIZE 6)
   if(MINGW AND CMAKE_CROSSCOMPILING)
     list(APPEND T_LABELS wine)
   endif()

@@ -17,7 +17,7 @@ namespace {
 
 /// Reads the block as a tier would: extents to an image, segments to a slot. Bytes beyond a file's
 /// end and slot padding stay 0xEE.
-std::string fill_slot(const bs::BlockMap& map, std::size_t block) {
+std::string slot_bytes(const bs::BlockMap& map, std::size_t block) {
   const bs::BlockSource& source = map.blocks()[block];
   std::string image(source.image.byte_count, '\xEE');
   for (const bs::Extent& extent : source.extents) {
@@ -36,7 +36,7 @@ void check_block(const bs::BlockMap& map, std::size_t block, const std::string& 
   const bs::BlockImage& image = map.blocks()[block].image;
   INFO(prefix << " " << bs::validate(image).value_or("consistent"));
   REQUIRE_FALSE(bs::validate(image));
-  const std::string slot = fill_slot(map, block);
+  const std::string slot = slot_bytes(map, block);
   for (const bs::TensorPlacement& tensor : image.layout.tensors) {
     INFO(tensor.spec.name);
     CHECK(slot.substr(tensor.slot_offset, tensor.byte_count) ==

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 namespace {
 
 using Fixture = support::Conversion;
-[[nodiscard]] auto contents(const fs::path& folder) {
+[[nodiscard]] auto files_of(const fs::path& folder) {
   return support::folder_contents(folder);
 }
 
@@ -58,7 +58,7 @@ int on_a_small_disk(Fixture& f, const fs::path& disk, std::uint64_t needed,
   }
   fs::remove(disk / "somebody else's");
   if (f.convert(disk / "packed").files_kept == 0) return 8;
-  return contents(disk / "packed") == expected ? 0 : 9;
+  return files_of(disk / "packed") == expected ? 0 : 9;
 }
 
 }  // namespace
@@ -66,7 +66,7 @@ int on_a_small_disk(Fixture& f, const fs::path& disk, std::uint64_t needed,
 TEST_CASE("a killed conversion leaves nothing that looks whole and goes on where it was") {
   Fixture f;
   f.convert(f.packed);
-  const auto expected = contents(f.packed);
+  const auto expected = files_of(f.packed);
   for (int calls = 1; calls < 40; calls += 3) {
     const fs::path folder = f.folder / ("killed" + std::to_string(calls));
     const pid_t child = ::fork();
@@ -85,7 +85,7 @@ TEST_CASE("a killed conversion leaves nothing that looks whole and goes on where
     CHECK_FALSE(fs::exists(folder / bs::manifest_file_name));
     CHECK_THROWS_AS(bs::Checkpoint::open(folder), bs::FormatError);
     f.convert(folder);
-    CHECK(contents(folder) == expected);  // the killed run's temporary file is gone as well
+    CHECK(files_of(folder) == expected);  // the killed run's temporary file is gone as well
   }
 }
 
@@ -95,7 +95,7 @@ TEST_CASE("a full disk leaves no file that looks whole, and the conversion goes 
   Fixture f{model};
   f.shard_options.shard_byte_count = 1;
   f.convert(f.packed);
-  const auto expected = contents(f.packed);
+  const auto expected = files_of(f.packed);
   std::uint64_t largest = 0;
   for (const auto& [name, text] : expected) largest = std::max<std::uint64_t>(largest, text.size());
   const fs::path folder = f.folder / "full";
@@ -114,7 +114,7 @@ TEST_CASE("a full disk leaves no file that looks whole, and the conversion goes 
   int status = 0;
   REQUIRE(::waitpid(child, &status, 0) == child);
   CHECK(WEXITSTATUS(status) == 3);
-  for (const auto& [name, text] : contents(folder)) {
+  for (const auto& [name, text] : files_of(folder)) {
     if (name == bs::journal_file_name) continue;
     CHECK(expected.count(name) == 1);
     CHECK(expected.at(name) == text);
@@ -122,7 +122,7 @@ TEST_CASE("a full disk leaves no file that looks whole, and the conversion goes 
   CHECK_THROWS_AS(bs::Checkpoint::open(folder), bs::FormatError);
   const auto report = f.convert(folder);
   CHECK(report.files_kept > 0);
-  CHECK(contents(folder) == expected);
+  CHECK(files_of(folder) == expected);
 }
 
 TEST_CASE(
@@ -130,7 +130,7 @@ TEST_CASE(
   Fixture f;
   f.shard_options.shard_byte_count = 1;
   f.convert(f.packed);
-  const auto expected = contents(f.packed);
+  const auto expected = files_of(f.packed);
   std::uint64_t needed = 0;
   for (const auto& [name, text] : expected) needed += bs::round_up(text.size(), 4096);
   const fs::path disk = f.folder / "disk";

@@ -32,8 +32,8 @@ namespace bs = block_streamer;
 
 namespace {
 
-using Streamer = bs::Streamer<bs::models::DecoderBlock, bs::MasterStorage, bs::ExternalOptimizer,
-                              bs::HostBackend>;
+using FullStreamer = bs::Streamer<bs::models::DecoderBlock, bs::MasterStorage,
+                                  bs::ExternalOptimizer, bs::HostBackend>;
 
 std::filesystem::path fixture(const std::string& name) {
   return std::filesystem::path{BLOCK_STREAMER_TEST_FIXTURES} / "models" / name;
@@ -65,7 +65,7 @@ struct Full {
 
   bs::models::DecoderModel model;
   std::vector<bs::NamedTensors> masters;
-  Streamer streamer;
+  FullStreamer streamer;
   bs::models::ResidentParameters residents;
   bs::NamedTensors parameters;
 };

@@ -44,7 +44,7 @@ at::Tensor some_ids(std::int64_t count, std::int64_t first) {
   return at::arange(first, first + 5 * count, 5, at::kLong).remainder(50).unsqueeze(0);
 }
 
-std::vector<bs::TextRow> some_rows() {
+std::vector<bs::TextRow> short_rows() {
   std::vector<bs::TextRow> rows;
   for (std::size_t i = 0; i < 5; ++i) {
     bs::TextRow row;
@@ -120,7 +120,7 @@ TEST_CASE("a packed sequence gives what it gives alone, and sees nothing of its 
 }
 
 TEST_CASE("a step over packed rows has the loss and the gradients of the rows apart") {
-  const auto rows = some_rows();
+  const auto rows = short_rows();
   for (const char* name : models) {
     const Trained apart = train(name, rows, 1);
     for (const std::size_t capacity : {std::size_t{16}, std::size_t{100}}) {
@@ -140,7 +140,7 @@ TEST_CASE("a step over packed rows has the loss and the gradients of the rows ap
 }
 
 TEST_CASE("packed rows of a pass lie one behind the other, without padding") {
-  const auto packed = bs::pack_rows(some_rows(), 20);
+  const auto packed = bs::pack_rows(short_rows(), 20);
   REQUIRE(packed.size() == 3);
   const std::size_t numbers[] = {0, 2};
   const auto batch = bs::make_row_batch(packed, numbers);
@@ -149,12 +149,12 @@ TEST_CASE("packed rows of a pass lie one behind the other, without padding") {
   CHECK(std::accumulate(batch.sequences.begin(), batch.sequences.end(), std::int64_t{0}) ==
         batch.ids.size(1));
   CHECK(batch.sequences.size() == packed[0].sequences.size() + packed[2].sequences.size());
-  const auto plain = bs::make_row_batch(some_rows(), numbers);
+  const auto plain = bs::make_row_batch(short_rows(), numbers);
   CHECK(plain.sequences.empty());
 }
 
 TEST_CASE("packed rows are scored as the rows apart") {
-  const auto rows = some_rows();
+  const auto rows = short_rows();
   const auto packed = bs::pack_rows(rows, 20);
   const auto model = open_model("llama_gqa");
   bs::StreamerOptions streaming;

@@ -12,11 +12,11 @@ namespace {
 struct Log {
   std::vector<int> order;
 };
-struct Step {
+struct LoggedStep {
   Log* log;
   int value;
   static void run(void* self) noexcept {
-    auto* step = static_cast<Step*>(self);
+    auto* step = static_cast<LoggedStep*>(self);
     step->log->order.push_back(step->value);
   }
 };
@@ -28,9 +28,9 @@ bool has_three(void* log) {
 
 TEST_CASE("a waiting caller runs the tasks itself and stops as soon as the condition holds") {
   Log log;
-  std::vector<Step> steps{{&log, 0}, {&log, 1}, {&log, 2}, {&log, 3}};
+  std::vector<LoggedStep> steps{{&log, 0}, {&log, 1}, {&log, 2}, {&log, 3}};
   bs::InlineLoop loop;
-  for (Step& step : steps) loop.post(&Step::run, &step);
+  for (LoggedStep& step : steps) loop.post(&LoggedStep::run, &step);
   loop.wait_until(&has_three, &log);
   CHECK(log.order == std::vector{0, 1, 2});
   CHECK(loop.queued() == 1);
@@ -39,9 +39,9 @@ TEST_CASE("a waiting caller runs the tasks itself and stops as soon as the condi
 
 TEST_CASE("a test can choose the order") {
   Log log;
-  std::vector<Step> steps{{&log, 0}, {&log, 1}, {&log, 2}};
+  std::vector<LoggedStep> steps{{&log, 0}, {&log, 1}, {&log, 2}};
   bs::InlineLoop loop{[](std::size_t queued) { return queued - 1; }};
-  for (Step& step : steps) loop.post(&Step::run, &step);
+  for (LoggedStep& step : steps) loop.post(&LoggedStep::run, &step);
   loop.wait_until(&has_three, &log);
   CHECK(log.order == std::vector{2, 1, 0});
 }
@@ -54,12 +54,12 @@ TEST_CASE("waiting for what cannot come is an exception, not a hang") {
 
 TEST_CASE("an idle hook makes things happen until it cannot") {
   Log log;
-  Step step{&log, 9};
+  LoggedStep step{&log, 9};
   int left = 3;
   bs::InlineLoop* self = nullptr;
   bs::InlineLoop loop{{}, [&] {
                         if (left-- == 0) return false;
-                        self->post(&Step::run, &step);
+                        self->post(&LoggedStep::run, &step);
                         return true;
                       }};
   self = &loop;

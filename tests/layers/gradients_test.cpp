@@ -17,8 +17,11 @@
 #include <vector>
 
 #include <support/catch.hpp>
+#include <support/waves.hpp>
 
 namespace bs = block_streamer;
+using support::largest;
+using support::waves;
 
 namespace {
 
@@ -26,15 +29,6 @@ using Tensors = std::vector<at::Tensor>;
 using Function = std::function<at::Tensor(const Tensors&)>;
 
 /// Values that look random, differ everywhere and need no generator.
-at::Tensor waves(at::IntArrayRef sizes, double seed, at::ScalarType dtype = at::kDouble) {
-  const at::Tensor i = at::arange(c10::multiply_integers(sizes), at::kDouble);
-  return ((i * (1.7 + seed)).sin() + (i * i * 0.013 + seed).cos()).to(dtype).view(sizes);
-}
-
-double largest(const at::Tensor& a, const at::Tensor& b) {
-  return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
-}
-
 /// The gradients of Σ weights·f for every input.
 Tensors gradients_of(const Function& f, const Tensors& inputs) {
   Tensors leaves;

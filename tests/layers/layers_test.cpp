@@ -23,22 +23,22 @@
 #include <vector>
 
 #include <support/catch.hpp>
+#include <support/waves.hpp>
 
 namespace bs = block_streamer;
+using support::largest;
+
+namespace {
+
+at::Tensor float_waves(at::IntArrayRef sizes, double seed) {
+  return support::waves(sizes, seed, at::kFloat);
+}
+
+}  // namespace
 
 namespace {
 
 /// Values that look random, differ everywhere and need no generator.
-at::Tensor waves(at::IntArrayRef sizes, double seed) {
-  const std::int64_t count = c10::multiply_integers(sizes);
-  const at::Tensor i = at::arange(count, at::TensorOptions{}.dtype(at::kDouble));
-  return ((i * (1.7 + seed)).sin() + (i * i * 0.013 + seed).cos()).to(at::kFloat).view(sizes);
-}
-
-double largest(const at::Tensor& a, const at::Tensor& b) {
-  return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
-}
-
 /// softmax(q·kᵀ·scale)·v by its definition, in f64, for one mask of (T,S).
 at::Tensor defined_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const at::Tensor& mask) {
@@ -58,8 +58,8 @@ at::Tensor causal_mask(std::int64_t past, std::int64_t tokens) {
 }  // namespace
 
 TEST_CASE("the norm rounds to the type of its input before it multiplies by the weight") {
-  const at::Tensor x = waves({3, 5, 7}, 0.2);
-  const at::Tensor weight = waves({7}, 0.9);
+  const at::Tensor x = float_waves({3, 5, 7}, 0.2);
+  const at::Tensor weight = float_waves({7}, 0.9);
   const at::Tensor wide = x.to(at::kDouble);
   const at::Tensor expected =
       weight.to(at::kDouble) * wide / (wide.pow(2).mean(-1, true) + 1e-5).sqrt();
@@ -95,8 +95,8 @@ TEST_CASE("llama 3 frequencies equal the published check values") {
 
 TEST_CASE("b137_rotated_dot_products_depend_on_the_distance_only") {
   const at::Tensor frequencies = bs::rotary_frequencies(12, 1e4);
-  const at::Tensor q = waves({1, 1, 1, 12}, 0.3);
-  const at::Tensor k = waves({1, 1, 1, 12}, 0.8);
+  const at::Tensor q = float_waves({1, 1, 1, 12}, 0.3);
+  const at::Tensor k = float_waves({1, 1, 1, 12}, 0.8);
   const auto dot = [&](std::int64_t at_q, std::int64_t at_k) {
     const auto turned = [&](const at::Tensor& x, std::int64_t position) {
       const at::Tensor positions = at::full({1, 1}, position, at::TensorOptions{}.dtype(at::kLong));
@@ -142,9 +142,9 @@ TEST_CASE("attention equals its definition with grouped heads, masks and a longe
     for (const std::int64_t past : {0, 9}) {
       for (const std::int64_t tokens : {1, 5}) {
         INFO("kv heads " << kv_heads << ", past " << past << ", tokens " << tokens);
-        const at::Tensor q = waves({2, 6, tokens, 10}, 0.1);
-        const at::Tensor k = waves({2, kv_heads, past + tokens, 10}, 0.5);
-        const at::Tensor v = waves({2, kv_heads, past + tokens, 10}, 0.7);
+        const at::Tensor q = float_waves({2, 6, tokens, 10}, 0.1);
+        const at::Tensor k = float_waves({2, kv_heads, past + tokens, 10}, 0.5);
+        const at::Tensor v = float_waves({2, kv_heads, past + tokens, 10}, 0.7);
         const at::Tensor mask = causal_mask(past, tokens);
         const at::Tensor expected = defined_attention(q, k, v, mask);
         bs::AttentionTokens masked{past, {}, mask.unsqueeze(0).unsqueeze(0), false};
@@ -159,8 +159,8 @@ TEST_CASE("attention equals its definition with grouped heads, masks and a longe
 }
 
 TEST_CASE("grouped heads give the same where LibTorch has to be given repeated ones") {
-  const at::Tensor q = waves({2, 6, 5, 8}, 0.1), k = waves({2, 2, 5, 8}, 0.2),
-                   v = waves({2, 2, 5, 8}, 0.3);
+  const at::Tensor q = float_waves({2, 6, 5, 8}, 0.1), k = float_waves({2, 2, 5, 8}, 0.2),
+                   v = float_waves({2, 2, 5, 8}, 0.3);
   const at::Tensor native = bs::detail::grouped_attention<true>(q, k, v, std::nullopt, true, 0.3);
   const at::Tensor repeated =
       bs::detail::grouped_attention<false>(q, k, v, std::nullopt, true, 0.3);
@@ -169,9 +169,10 @@ TEST_CASE("grouped heads give the same where LibTorch has to be given repeated o
 }
 
 TEST_CASE("the gated MLP is down of silu of gate times up") {
-  const std::vector<at::Tensor> tensors{waves({7, 5}, 0.1), waves({7, 5}, 0.2), waves({5, 7}, 0.3),
-                                        waves({7}, 0.4), waves({5}, 0.5)};
-  const at::Tensor x = waves({2, 3, 5}, 0.6);
+  const std::vector<at::Tensor> tensors{float_waves({7, 5}, 0.1), float_waves({7, 5}, 0.2),
+                                        float_waves({5, 7}, 0.3), float_waves({7}, 0.4),
+                                        float_waves({5}, 0.5)};
+  const at::Tensor x = float_waves({2, 3, 5}, 0.6);
   const bs::Weights weights{tensors};
   const at::Tensor inner =
       at::silu(at::linear(x, tensors[0], tensors[3])) * at::linear(x, tensors[1]);
@@ -183,8 +184,8 @@ TEST_CASE("a cache keeps its addresses, its prefix and its room") {
   const c10::NoGradGuard no_grad;
   bs::KvCache cache{{2, 1, 2, 8, 3}, at::kFloat, at::kCPU};
   CHECK(cache.byte_count() == 2u * 2 * 1 * 2 * 8 * 3 * 4);
-  const at::Tensor k = waves({1, 2, 5, 3}, 0.1);
-  const at::Tensor v = waves({1, 2, 5, 3}, 0.2);
+  const at::Tensor k = float_waves({1, 2, 5, 3}, 0.1);
+  const at::Tensor v = float_waves({1, 2, 5, 3}, 0.2);
   const auto first = cache.append(0, 0, k, v);
   CHECK(cache.length() == 0);
   cache.append(1, 0, k, v);
@@ -196,7 +197,7 @@ TEST_CASE("a cache keeps its addresses, its prefix and its room") {
   CHECK(cache.length() == 5);
   CHECK_THROWS_AS(cache.append(0, 8, k, v), bs::ContractViolation);
   CHECK_THROWS_AS(cache.append(1, 6, k.narrow(2, 0, 1), v.narrow(2, 0, 1)), bs::ContractViolation);
-  CHECK_THROWS_AS(cache.append(1, 5, waves({2, 2, 1, 3}, 0), waves({2, 2, 1, 3}, 0)),
+  CHECK_THROWS_AS(cache.append(1, 5, float_waves({2, 2, 1, 3}, 0), float_waves({2, 2, 1, 3}, 0)),
                   bs::ContractViolation);
   cache.truncate(2);
   CHECK(cache.length() == 2);
@@ -206,7 +207,7 @@ TEST_CASE("a cache keeps its addresses, its prefix and its room") {
 
 TEST_CASE("a cache refuses grad mode and works in inference mode") {
   bs::KvCache cache{{1, 1, 1, 4, 2}, at::kFloat, at::kCPU};
-  const at::Tensor k = waves({1, 1, 1, 2}, 0.1);
+  const at::Tensor k = float_waves({1, 1, 1, 2}, 0.1);
   CHECK_THROWS_AS(cache.append(0, 0, k, k), bs::ContractViolation);
   {
     const c10::InferenceMode inference;

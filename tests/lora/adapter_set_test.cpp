@@ -15,8 +15,10 @@
 
 #include <lora/tiny_llama.hpp>
 #include <support/catch.hpp>
+#include <support/waves.hpp>
 
 namespace bs = block_streamer;
+using support::largest;
 
 namespace {
 
@@ -49,16 +51,12 @@ struct Pair {
   at::Tensor ids;
 };
 
-double distance(const at::Tensor& a, const at::Tensor& b) {
-  return a.detach().sub(b).abs().max().item<double>();
-}
-
 }  // namespace
 
 TEST_CASE("one of several adapters, their sum and a weighted sum have peft's logits") {
   Pair pair;
   const at::Tensor bare = pair.logits(pair.set.table());
-  CHECK(distance(bare, pair.theirs("logits.none")) < 1e-4);
+  CHECK(largest(bare, pair.theirs("logits.none")) < 1e-4);
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
       {{"one"}, "logits.one"}, {{"two"}, "logits.two"}, {{"one", "two"}, "logits.both"}};
   for (const auto& [names, key] : cases) {
@@ -66,12 +64,12 @@ TEST_CASE("one of several adapters, their sum and a weighted sum have peft's log
     pair.set.activate(names);
     CHECK(pair.set.active() == names);
     const at::Tensor got = pair.logits(pair.set.table());
-    CHECK(distance(got, pair.theirs(key)) < 1e-4);
-    CHECK(distance(got, bare) > 0.05);
+    CHECK(largest(got, pair.theirs(key)) < 1e-4);
+    CHECK(largest(got, bare) > 0.05);
   }
   pair.set.set_weight("one", 0.5);
   pair.set.set_weight("two", 1.5);
-  CHECK(distance(pair.logits(pair.set.table()), pair.theirs("logits.weighted")) < 1e-4);
+  CHECK(largest(pair.logits(pair.set.table()), pair.theirs("logits.weighted")) < 1e-4);
 }
 
 TEST_CASE("of active adapters the chosen one trains, with peft's gradients, and no other") {
@@ -87,7 +85,7 @@ TEST_CASE("of active adapters the chosen one trains, with peft's gradients, and 
     CAPTURE(name);
     const at::Tensor theirs = pair.theirs("grad." + name);
     REQUIRE(tensor.grad().defined());
-    CHECK(distance(tensor.grad(), theirs) < 1e-5 + 1e-4 * theirs.abs().max().item<double>());
+    CHECK(largest(tensor.grad(), theirs) < 1e-5 + 1e-4 * theirs.abs().max().item<double>());
   }
   for (const at::Tensor& tensor : pair.set.at("one").parameters()) {
     CHECK_FALSE(tensor.requires_grad());

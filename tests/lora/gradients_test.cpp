@@ -16,21 +16,15 @@
 #include <vector>
 
 #include <support/catch.hpp>
+#include <support/waves.hpp>
 
 namespace bs = block_streamer;
+using support::largest;
+using support::waves;
 
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-
-at::Tensor waves(at::IntArrayRef sizes, double seed, at::ScalarType dtype = at::kDouble) {
-  const at::Tensor i = at::arange(c10::multiply_integers(sizes), at::kDouble);
-  return ((i * (1.7 + seed)).sin() + (i * i * 0.013 + seed).cos()).to(dtype).view(sizes);
-}
-
-double largest(const at::Tensor& a, const at::Tensor& b) {
-  return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
-}
 
 /// Three maps of one x with out 5, 3 and 4: with a bias and a term, with a term, with neither.
 struct Group {

@@ -39,7 +39,7 @@ struct AdaptedMlpImpl : torch::nn::Module {
 TORCH_MODULE(AdaptedMlp);
 // [/lora_linear]
 
-at::Tensor values(at::IntArrayRef sizes, std::uint64_t seed) {
+at::Tensor noise(at::IntArrayRef sizes, std::uint64_t seed) {
   return at::randn(sizes, at::detail::createCPUGenerator(seed)) * 0.3;
 }
 
@@ -51,13 +51,13 @@ std::vector<AdaptedMlp> modules(at::ScalarType dtype = at::kFloat) {
     torch::nn::Linear wide{width, 20}, narrow{20, width};
     std::uint64_t seed = 100 * i;
     for (torch::nn::Linear module : {wide, narrow}) {
-      for (at::Tensor& tensor : module->parameters()) tensor.copy_(values(tensor.sizes(), ++seed));
+      for (at::Tensor& tensor : module->parameters()) tensor.copy_(noise(tensor.sizes(), ++seed));
       module->to(dtype);
     }
     AdaptedMlp mlp{wide, narrow};
     for (const auto& map : {mlp->up, mlp->down}) {
-      map->lora_a.copy_(values(map->lora_a.sizes(), ++seed));
-      map->lora_b.copy_(values(map->lora_b.sizes(), ++seed));
+      map->lora_a.copy_(noise(map->lora_a.sizes(), ++seed));
+      map->lora_b.copy_(noise(map->lora_b.sizes(), ++seed));
     }
     list.push_back(mlp);
   }
@@ -89,11 +89,11 @@ TEST_CASE("a LoraLinear adds scale times B A x to the map whose weights it share
   CHECK(map->lora_a.requires_grad());
   CHECK(map->lora_a.scalar_type() == at::kFloat);
   CHECK(map->lora_a.abs().max().item<double>() <= 1 / std::sqrt(12.0));
-  const at::Tensor x = values({3, 5, width}, 1).to(dtype);
+  const at::Tensor x = noise({3, 5, width}, 1).to(dtype);
   const at::Tensor plain = at::linear(x, base->weight, base->bias);
   CHECK(at::equal(map->forward(x), plain));  // B is zero
   const c10::NoGradGuard no_grad;
-  map->lora_b.copy_(values({20, 4}, 2));
+  map->lora_b.copy_(noise({20, 4}, 2));
   const double scale = rslora ? 3 : 1.5;
   CHECK(map->scale() == scale);
   const at::Tensor term =
@@ -121,7 +121,7 @@ TEST_CASE("in a streamed list A and B train as in the resident one, and the base
   torch::optim::AdamW optimizer{parameters, torch::optim::AdamWOptions{1e-2}};
   torch::optim::AdamW resident{trained(theirs), torch::optim::AdamWOptions{1e-2}};
   for (std::uint64_t step = 0; step < 5; ++step) {
-    const at::Tensor x = values({6, width}, 50 + step).to(dtype);
+    const at::Tensor x = noise({6, width}, 50 + step).to(dtype);
     optimizer.zero_grad();
     resident.zero_grad();
     at::Tensor hidden = x;
@@ -146,9 +146,9 @@ TEST_CASE("dropout of a LoraLinear acts in training alone, and the same in a rec
   bs::LoraLinear map{wide, form};
   {
     const c10::NoGradGuard no_grad;
-    map->lora_b.copy_(values({20, 4}, 2));
+    map->lora_b.copy_(noise({20, 4}, 2));
   }
-  const at::Tensor x = values({6, width}, 3);
+  const at::Tensor x = noise({6, width}, 3);
   torch::manual_seed(5);
   const at::Tensor dropped = map->forward(x).detach();
   map->eval();

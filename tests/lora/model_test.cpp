@@ -16,8 +16,10 @@
 
 #include <lora/tiny_llama.hpp>
 #include <support/catch.hpp>
+#include <support/waves.hpp>
 
 namespace bs = block_streamer;
+using support::largest;
 namespace fs = std::filesystem;
 
 namespace {
@@ -42,10 +44,6 @@ struct ResidentModel {
   std::vector<std::vector<at::Tensor>> weights;
   std::vector<bs::LoraBlock> sites;
 };
-
-double distance(const at::Tensor& a, const at::Tensor& b) {
-  return a.detach().sub(b).abs().max().item<double>();
-}
 
 /// The real model's folder; empty, with a printed reason, if it is not there.
 fs::path smollm2_folder() {
@@ -83,8 +81,8 @@ TEST_CASE("adapters of peft give peft's logits and gradients, and nothing else g
   const bs::Checkpoint expected = bs::Checkpoint::open(lora_fixture(name) / "expected.safetensors");
   const at::Tensor ids = bs::load_tensor(expected, "ids");
   const at::Tensor logits = base.logits(ids, &table);
-  CHECK(distance(logits, bs::load_tensor(expected, "logits")) < 1e-4);
-  CHECK(distance(base.logits(ids, nullptr), bs::load_tensor(expected, "logits")) > 0.1);
+  CHECK(largest(logits, bs::load_tensor(expected, "logits")) < 1e-4);
+  CHECK(largest(base.logits(ids, nullptr), bs::load_tensor(expected, "logits")) > 0.1);
   const bs::TokenLoss loss = bs::token_loss(logits, ids, ids.ge(0));
   const at::Tensor mean = loss.sum.div(static_cast<double>(loss.count));
   CHECK(mean.item<double>() ==
@@ -93,7 +91,7 @@ TEST_CASE("adapters of peft give peft's logits and gradients, and nothing else g
   for (const auto& [parameter, tensor] : adapter.named_parameters()) {
     CAPTURE(parameter);
     const at::Tensor theirs = bs::load_tensor(expected, "grad." + parameter);
-    CHECK(distance(tensor.grad(), theirs) < 1e-5 + 1e-4 * theirs.abs().max().item<double>());
+    CHECK(largest(tensor.grad(), theirs) < 1e-5 + 1e-4 * theirs.abs().max().item<double>());
   }
   for (const auto& block : base.weights) {
     for (const at::Tensor& weight : block) {

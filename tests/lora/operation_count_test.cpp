@@ -87,7 +87,7 @@ bs::ModelConfig small_qwen3() {
   return config;
 }
 
-at::Tensor waves(const std::vector<std::int64_t>& sizes, double seed) {
+at::Tensor small_waves(const std::vector<std::int64_t>& sizes, double seed) {
   const at::Tensor i = at::arange(c10::multiply_integers(sizes), at::kDouble);
   return (i * (1.7 + seed)).sin().mul(0.3).to(at::kFloat).view(sizes);
 }
@@ -115,7 +115,7 @@ TEST_CASE("recompute and backward of a block with seven adapters take few operat
   const bs::models::DecoderBlock block{small_qwen3(), 0};
   std::vector<at::Tensor> weights;
   for (const bs::WeightSpec& spec : block.weight_specs())
-    weights.push_back(waves({spec.shape.begin(), spec.shape.end()}, 0.01 * weights.size()));
+    weights.push_back(small_waves({spec.shape.begin(), spec.shape.end()}, 0.01 * weights.size()));
   const std::vector<bs::LoraBlock> list{{"model.layers.0.", block.weight_specs()}};
   const bs::LoraAdapter adapter = bs::make_lora_adapter(list, {.rank = 2}, at::kCPU);
   REQUIRE(adapter.modules().size() == 7);
@@ -127,7 +127,7 @@ TEST_CASE("recompute and backward of a block with seven adapters take few operat
     return block.forward(bs::Weights{weights, woven, training}, hidden, context);
   };
   auto context = bs::models::make_context(1, 5, bs::rotary_frequencies(8, 1e4), at::kFloat);
-  const at::Tensor input = waves({1, 5, 24}, 0.5), gradient = waves({1, 5, 24}, 0.6);
+  const at::Tensor input = small_waves({1, 5, 24}, 0.5), gradient = small_waves({1, 5, 24}, 0.6);
   bs::SavedContext saved{context};
   const std::optional<bs::RngState> random = bs::RngState::capture(at::kCPU);
   const bs::AutocastState autocast = bs::AutocastState::capture(at::kCPU);

@@ -37,8 +37,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::vector<std::string> all_models{"qwen3_tied", "qwen3_sharded", "llama_gqa",
-                                          "llama_scaled"};
+const std::vector<std::string> every_model{"qwen3_tied", "qwen3_sharded", "llama_gqa",
+                                           "llama_scaled"};
 const std::vector<bs::DType> both_types{bs::DType::f32, bs::DType::bf16};
 
 /// Elements a slice so that a tiny head has several: 3 of 32 rows at C = 36 (the llamas), 7 of
@@ -86,7 +86,7 @@ at::Tensor some_hidden(const models::DecoderModel& model, std::int64_t batch, st
       .to(bs::scalar_type_of(model.dtype()));
 }
 
-std::string message_of(const auto& action) {
+std::string thrown_by(const auto& action) {
   try {
     action();
   } catch (const std::exception& error) {
@@ -95,7 +95,7 @@ std::string message_of(const auto& action) {
   return {};
 }
 
-bool has(const std::string& text, const std::string& part) {
+bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
@@ -120,7 +120,7 @@ class Copy {
 }  // namespace
 
 TEST_CASE("rows read from the file are those of a table on the device, and no other is read") {
-  for (const std::string& name : all_models) {
+  for (const std::string& name : every_model) {
     for (const bs::DType dtype : {bs::DType::f32, bs::DType::bf16, bs::DType::f16}) {
       INFO(name << " " << bs::name_of(dtype));
       const models::DecoderModel resident = resident_model(name, dtype);
@@ -148,9 +148,9 @@ TEST_CASE("ids that have no row are refused by name, and nothing is read for the
                                    off_device(bs::DType::f32)};
   const auto beyond = [&] { (void)model.embed(at::tensor({3, 97}, at::kLong).view({1, 2})); };
   CHECK_THROWS_AS(beyond(), bs::Error);
-  CHECK(has(message_of(beyond), "token id 97 is outside the model's vocabulary of 97"));
+  CHECK(contains(thrown_by(beyond), "token id 97 is outside the model's vocabulary of 97"));
   const auto negative = [&] { (void)model.embed(at::full({1, 2}, -1, at::kLong)); };
-  CHECK(has(message_of(negative), "token id -1 is outside"));
+  CHECK(contains(thrown_by(negative), "token id -1 is outside"));
   CHECK(model.embedding_reads().rows == 0);
 }
 
@@ -163,10 +163,10 @@ TEST_CASE("a row behind the end of a file that shrank is told with file, offset,
   CHECK_NOTHROW(model.embed(at::full({1, 1}, 59, at::kLong)));
   const auto read = [&] { (void)model.embed(at::full({1, 1}, 60, at::kLong)); };
   CHECK_THROWS_AS(read(), bs::StorageError);
-  const std::string message = message_of(read);
+  const std::string message = thrown_by(read);
   CAPTURE(message);
-  CHECK(has(message, copy.weights().string() + ", offset " + std::to_string(offset)));
-  CHECK(has(message, "tensor model.embed_tokens.weight, row 60"));
+  CHECK(contains(message, copy.weights().string() + ", offset " + std::to_string(offset)));
+  CHECK(contains(message, "tensor model.embed_tokens.weight, row 60"));
 }
 
 TEST_CASE("a tied table is on the device if embedding or head is to be, else neither") {
@@ -191,7 +191,7 @@ TEST_CASE("a tied table is on the device if embedding or head is to be, else nei
 
 TEST_CASE("logits of a streamed head are those of a resident one, bit for bit") {
   const c10::NoGradGuard no_grad;
-  for (const std::string& name : all_models) {
+  for (const std::string& name : every_model) {
     for (const bs::DType dtype : both_types) {
       for (const std::uint64_t elements : {few, 2 * few, std::uint64_t{1} << 25}) {
         const models::DecoderModel resident = resident_model(name, dtype, elements);
@@ -236,7 +236,7 @@ TEST_CASE("a head is streamed in inference mode, and after a change of the grad 
 }
 
 TEST_CASE("the gradient through a streamed head is that through a resident one, bit for bit") {
-  for (const std::string& name : all_models) {
+  for (const std::string& name : every_model) {
     for (const bs::DType dtype : both_types) {
       for (const std::uint64_t elements : {few, std::uint64_t{1} << 25}) {
         INFO(name << " " << bs::name_of(dtype) << ", " << elements << " elements a slice");
@@ -282,7 +282,7 @@ TEST_CASE("a backward fetches again what is no longer there of the head, and gra
   const auto twice = [&] {
     (void)torch::autograd::grad({again.sum()}, {hidden}, {}, true, /*create_graph=*/true);
   };
-  CHECK(has(message_of(twice), "second derivative"));
+  CHECK(contains(thrown_by(twice), "second derivative"));
 }
 
 TEST_CASE("adapters train through a streamed head as through a resident one") {
@@ -335,10 +335,10 @@ TEST_CASE("a fetch of the head that fails ends its pass, names the rows, and the
                       bs::HostBackend{}, {.prefetch_ahead = 1});
   const at::Tensor hidden = some_hidden(model, 1, 2);
   const auto fail = [&] { (void)model.logits(hidden); };
-  const std::string message = message_of(fail);
+  const std::string message = thrown_by(fail);
   CAPTURE(message);
-  CHECK(has(message, "tensor lm_head.weight[64:80]"));
-  CHECK(has(message, ".safetensors, offset "));
+  CHECK(contains(message, "tensor lm_head.weight[64:80]"));
+  CHECK(contains(message, ".safetensors, offset "));
   CHECK(same_bits(model.logits(hidden), resident.logits(hidden)));
 }
 
@@ -347,7 +347,7 @@ TEST_CASE("a head that is not where it should be is refused by name") {
                              off_device(bs::DType::f32)};
   const auto early = [&] { (void)model.logits(some_hidden(model, 1, 1)); };
   CHECK_THROWS_AS(early(), bs::ContractViolation);
-  CHECK(has(message_of(early), "call stream_head()"));
+  CHECK(contains(thrown_by(early), "call stream_head()"));
   CHECK(model.head_statistics() == bs::Statistics{});
 
   models::DecoderModel resident = resident_model("qwen3_sharded", bs::DType::f32);

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::size_t entry_count(const fs::path& folder) {
+std::size_t entries_in(const fs::path& folder) {
   return static_cast<std::size_t>(
       std::distance(fs::directory_iterator{folder}, fs::directory_iterator{}));
 }
@@ -60,7 +60,7 @@ TEST_CASE("a full disk leaves the old file whole and nothing beside it") {
                       ContainsSubstring((folder / "f").string()) && ContainsSubstring("untouched"));
   }
   CHECK(support::read_text(folder / "f") == "old");
-  CHECK(entry_count(folder.path()) == 1);
+  CHECK(entries_in(folder.path()) == 1);
 }
 
 TEST_CASE("a link is followed, not replaced") {

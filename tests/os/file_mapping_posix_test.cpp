@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::span<std::byte> writable(std::string& text) {
+std::span<std::byte> bytes_into(std::string& text) {
   return std::as_writable_bytes(std::span{text});
 }
 
@@ -42,18 +42,18 @@ TEST_CASE("b65 a file cut after mapping is an error, not a signal") {
   const bs::FileMapping mapping{folder / "f"};
   fs::resize_file(folder / "f", 2 * 4096 + 100);
   std::string out(4096, '\0');
-  CHECK(mapping.copy_out(4 * 4096, writable(out)) == bs::FileErrc::shrank);
+  CHECK(mapping.copy_out(4 * 4096, bytes_into(out)) == bs::FileErrc::shrank);
   SECTION("also where the range straddles the cut") {
     std::string both(3 * 4096, '\0');
-    CHECK(mapping.copy_out(4096, writable(both)) == bs::FileErrc::shrank);
+    CHECK(mapping.copy_out(4096, bytes_into(both)) == bs::FileErrc::shrank);
   }
   SECTION("also on the last page, which still answers with zeros") {
     std::string tail(50, '\0');
-    CHECK(mapping.copy_out(2 * 4096 + 80, writable(tail)) == bs::FileErrc::shrank);
+    CHECK(mapping.copy_out(2 * 4096 + 80, bytes_into(tail)) == bs::FileErrc::shrank);
   }
   SECTION("what is left is still read") {
     std::string head(2 * 4096 + 100, '\0');
-    CHECK_FALSE(mapping.copy_out(0, writable(head)));
+    CHECK_FALSE(mapping.copy_out(0, bytes_into(head)));
     CHECK(head == data.substr(0, head.size()));
   }
 }
@@ -79,8 +79,8 @@ TEST_CASE("b67 a file larger than all memory is mapped, read-only and shared") {
   const bs::FileMapping mapping{file};
   CHECK(mapping.size() == size);
   std::string begin(5, '?'), end(5, '?');
-  CHECK_FALSE(mapping.copy_out(0, writable(begin)));
-  CHECK_FALSE(mapping.copy_out(size - 5, writable(end)));
+  CHECK_FALSE(mapping.copy_out(0, bytes_into(begin)));
+  CHECK_FALSE(mapping.copy_out(size - 5, bytes_into(end)));
   CHECK(begin == "begin");
   CHECK(end == std::string(5, '\0'));
   std::ifstream maps{"/proc/self/maps"};
@@ -104,9 +104,9 @@ TEST_CASE("where the guarded copy is forbidden the file is read instead") {
     if (!forbid_guarded_copy()) ::_exit(77);
     const bs::FileMapping mapping{folder / "f"};
     std::string out(5'000, '\0');
-    if (mapping.copy_out(4'000, writable(out)) || out != data.substr(4'000, 5'000)) ::_exit(1);
+    if (mapping.copy_out(4'000, bytes_into(out)) || out != data.substr(4'000, 5'000)) ::_exit(1);
     if (::truncate((folder / "f").c_str(), 4096) != 0) ::_exit(2);
-    ::_exit(mapping.copy_out(4'000, writable(out)) == bs::FileErrc::shrank ? 0 : 3);
+    ::_exit(mapping.copy_out(4'000, bytes_into(out)) == bs::FileErrc::shrank ? 0 : 3);
   }
   int status = 0;
   REQUIRE(::waitpid(child, &status, 0) == child);
@@ -126,7 +126,7 @@ TEST_CASE("dropped pages read the same again, and neighbours on shared pages sta
   bs::FileMapping mapping = std::move(first);
   std::string out(data.size(), '\0');
   mapping.will_need({10, 4096});
-  REQUIRE_FALSE(mapping.copy_out(0, writable(out)));
+  REQUIRE_FALSE(mapping.copy_out(0, bytes_into(out)));
   const auto resident = [&](std::size_t page) {
     // Whether this process has the page mapped; mincore would tell of the page cache.
     const int map = ::open("/proc/self/pagemap", O_RDONLY);
@@ -146,6 +146,6 @@ TEST_CASE("dropped pages read the same again, and neighbours on shared pages sta
     CHECK_FALSE(resident(2));
     CHECK(resident(3));
   }
-  REQUIRE_FALSE(mapping.copy_out(0, writable(out)));
+  REQUIRE_FALSE(mapping.copy_out(0, bytes_into(out)));
   CHECK(out == data);
 }

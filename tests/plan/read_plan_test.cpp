@@ -22,7 +22,7 @@ bs::BlockImage image_of(std::vector<bs::Segment> segments, std::uint64_t byte_co
 
 /// Plays a plan on bytes whose value depends on their image offset and checks every byte of every
 /// segment.
-void check_plan(const bs::BlockImage& image, const bs::ReadPlan& plan) {
+void check_reads(const bs::BlockImage& image, const bs::ReadPlan& plan) {
   std::uint64_t slot_size = 0, needed = 0;
   for (const auto& s : image.segments) {
     slot_size = std::max(slot_size, s.slot_offset + s.byte_count);
@@ -58,15 +58,15 @@ void check_plan(const bs::BlockImage& image, const bs::ReadPlan& plan) {
 TEST_CASE("staged reads cover every segment exactly once at any chunk size") {
   const auto image = image_of({{3, 0, 10}, {13, 256, 1}, {20, 512, 100}}, 121);
   for (std::uint64_t chunk : {1, 2, 7, 16, 64, 121, 4096}) {
-    check_plan(image, bs::plan_staged_reads(image, 0, chunk));
-    check_plan(image, bs::plan_direct_reads(image, 0, chunk));
+    check_reads(image, bs::plan_staged_reads(image, 0, chunk));
+    check_reads(image, bs::plan_direct_reads(image, 0, chunk));
   }
 }
 
 TEST_CASE("reads are rounded to the granularity and a wide gap is not read") {
   const auto image = image_of({{8, 0, 100}, {9000, 256, 8}}, 9216, 512);
   const auto plan = bs::plan_staged_reads(image, 0, 512);
-  check_plan(image, plan);
+  check_reads(image, plan);
   CHECK(plan.read_byte_count == 1024);
 }
 
@@ -90,8 +90,8 @@ TEST_CASE("random segment tables") {
       slot = bs::round_up(slot + size, 256);
     }
     const auto image = image_of(segments, bs::round_up(at, granularity), granularity);
-    check_plan(image, bs::plan_staged_reads(image, 0, 1 + random() % 200));
-    if (granularity == 1) check_plan(image, bs::plan_direct_reads(image, 0, 1 + random() % 200));
+    check_reads(image, bs::plan_staged_reads(image, 0, 1 + random() % 200));
+    if (granularity == 1) check_reads(image, bs::plan_direct_reads(image, 0, 1 + random() % 200));
   }
 }
 

@@ -13,7 +13,7 @@ using namespace bs::testing_support;
 namespace {
 
 /// One block per file range.
-bs::BlockMap map_of(const std::filesystem::path& file, const std::vector<bs::ByteRange>& ranges) {
+bs::BlockMap file_map(const std::filesystem::path& file, const std::vector<bs::ByteRange>& ranges) {
   std::vector<bs::BlockSource> sources;
   for (const bs::ByteRange& range : ranges) sources.push_back(block_of({{0, range}}, 1));
   return {std::move(sources), {file}, std::vector<std::string>(ranges.size(), "layer.")};
@@ -56,7 +56,7 @@ TEMPLATE_TEST_CASE("b41_files_of_every_awkward_size_are_read_to_their_very_end",
   for (const std::size_t size : sizes) {
     const auto path = folder.path() / std::to_string(size);
     write_bytes(path, pattern_bytes(size, 0, size));
-    TestType tier{map_of(path, {{0, size}})};
+    TestType tier{file_map(path, {{0, size}})};
     check_whole_images(tier, Images{pattern_bytes(size, 0, size)});
   }
 }
@@ -152,7 +152,7 @@ TEMPLATE_TEST_CASE("b55_offsets_beyond_4_gib_and_images_beyond_2_gib_reach_the_r
     }
     REQUIRE(out.good());
   }
-  TestType tier{map_of(path, {{0, 5 * gib}, {4 * gib + 7, 100}})};
+  TestType tier{file_map(path, {{0, 5 * gib}, {4 * gib + 7, 100}})};
   CHECK(tier.image(bs::BlockId{0}).byte_count == 5 * gib);
   for (const std::uint64_t mark : marks) {
     Reads reads;

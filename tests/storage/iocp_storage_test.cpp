@@ -25,7 +25,7 @@ Images images_of(const PatternFiles& files, const Tier& tier) {
   return images;
 }
 
-bs::BlockMap map_of(const std::filesystem::path& file, const std::vector<bs::ByteRange>& ranges) {
+bs::BlockMap iocp_map(const std::filesystem::path& file, const std::vector<bs::ByteRange>& ranges) {
   std::vector<bs::BlockSource> sources;
   for (const bs::ByteRange& range : ranges) sources.push_back(block_of({{0, range}}, 1));
   return {std::move(sources), {file}, std::vector<std::string>(ranges.size(), "layer.")};
@@ -153,11 +153,11 @@ TEST_CASE("b41 files of every awkward size are read by a port to their very end"
   for (const std::size_t size : {1U, 511U, 512U, 4095U, 4096U, 4864U, (1U << 20) + 1}) {
     const auto path = folder.path() / std::to_string(size);
     write_bytes(path, pattern_bytes(size, 0, size));
-    bs::IocpStorage tier{map_of(path, {{0, size}})};
+    bs::IocpStorage tier{iocp_map(path, {{0, size}})};
     Bytes image = pattern_bytes(size, 0, size);
     image.resize(static_cast<std::size_t>(tier.image(bs::BlockId{0}).byte_count));
     check_whole_images(tier, Images{image});
-    bs::IocpStorage through_cache{map_of(path, {{0, size}}), cached};
+    bs::IocpStorage through_cache{iocp_map(path, {{0, size}}), cached};
     check_whole_images(through_cache, Images{pattern_bytes(size, 0, size)});
   }
 }
@@ -211,7 +211,7 @@ TEST_CASE("b55 a port reads beyond 4 GiB") {
     out.write(reinterpret_cast<const char*>(bytes.data()), 4096);
     REQUIRE(out.good());
   }
-  bs::IocpStorage tier{map_of(path, {{0, 5 * gib}})};
+  bs::IocpStorage tier{iocp_map(path, {{0, 5 * gib}})};
   Reads reads;
   auto& read = reads.start(tier, bs::BlockId{0}, {mark, 4096});
   reads.wait();

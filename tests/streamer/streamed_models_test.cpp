@@ -23,9 +23,11 @@
 #include <ATen/autocast_mode.h>
 
 #include <support/catch.hpp>
+#include <support/same_bits.hpp>
 
 namespace bs = block_streamer;
 namespace fs = std::filesystem;
+using support::same_bits;
 using Block = bs::models::DecoderBlock;
 using Streamer = bs::Streamer<Block, bs::AnyStorage, bs::ExternalOptimizer, bs::HostBackend>;
 
@@ -43,12 +45,6 @@ std::vector<bs::LoraBlock> lora_blocks(const bs::models::DecoderModel& model) {
   for (std::size_t i = 0; i < blocks.size(); ++i)
     list.push_back({model.layout().blocks[i].prefix, blocks[i].weight_specs()});
   return list;
-}
-
-bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
-         std::memcmp(a.contiguous().const_data_ptr(), b.contiguous().const_data_ptr(),
-                     a.nbytes()) == 0;
 }
 
 struct Step {

@@ -18,15 +18,15 @@ using support::ToyModel;
 using Host = support::ToyStreamer<bs::HostBackend>;
 
 namespace {
-Host make(const ToyModel& model, bs::HostMode mode = bs::HostMode::attached,
-          const char* tier = "file") {
+Host make_host(const ToyModel& model, bs::HostMode mode = bs::HostMode::attached,
+               const char* tier = "file") {
   return {model.blocks(), model.storage(tier), bs::HostBackend{mode}, support::toy_options(1)};
 }
 }  // namespace
 
 TEST_CASE("s1 a dtype that is refused leaves the streamer usable") {
   const ToyModel model;
-  auto streamer = make(model);
+  auto streamer = make_host(model);
   ToyContext context;
   const auto x = support::toy_input();
   const auto expected = streamer.forward(x, context);
@@ -36,7 +36,7 @@ TEST_CASE("s1 a dtype that is refused leaves the streamer usable") {
 
 TEST_CASE("s2 a parameter frozen after attaching gets no gradient and does not stop the others") {
   const ToyModel model;
-  auto streamer = make(model);
+  auto streamer = make_host(model);
   const auto adapter = model.adapter();
   streamer.attach(adapter.table(model.lora_blocks()));
   streamer.parameters()[0].set_requires_grad(false);
@@ -74,7 +74,7 @@ TEST_CASE("s4 b96 adapters train under autocast, with the resident run's bits, e
   const ToyModel model;
   const auto adapter = model.adapter(1, 0.3);
   const auto table = adapter.table(model.lora_blocks());
-  auto streamer = make(model);
+  auto streamer = make_host(model);
   streamer.attach(adapter.table(model.lora_blocks()));
   ToyContext context;
   context.dropout = 0.3;
@@ -106,7 +106,7 @@ TEST_CASE("s4 b96 adapters train under autocast, with the resident run's bits, e
 
 TEST_CASE("s5 retain_graph, two streamers in one graph, backward on another thread") {
   const ToyModel model;
-  auto a = make(model), b = make(model, bs::HostMode::detached, "ram");
+  auto a = make_host(model), b = make_host(model, bs::HostMode::detached, "ram");
   const auto adapter = model.adapter();
   a.attach(adapter.table(model.lora_blocks()));
   b.attach(adapter.table(model.lora_blocks()));
@@ -124,7 +124,7 @@ TEST_CASE("s5 retain_graph, two streamers in one graph, backward on another thre
 
 TEST_CASE("s6 a thousand forwards without a backward keep nothing") {
   const ToyModel model;
-  auto streamer = make(model);
+  auto streamer = make_host(model);
   const auto adapter = model.adapter();
   streamer.attach(adapter.table(model.lora_blocks()));
   streamer.train();
@@ -165,7 +165,7 @@ TEST_CASE("s7 mutation of weights is seen in InferenceMode, through views too") 
 
 TEST_CASE("s8 train mode without grad is still train mode") {
   const ToyModel model;
-  auto streamer = make(model);
+  auto streamer = make_host(model);
   const auto adapter = model.adapter(1, 0.9);
   streamer.attach(adapter.table(model.lora_blocks()));
   streamer.train();
@@ -182,7 +182,7 @@ TEST_CASE("s8 train mode without grad is still train mode") {
 
 TEST_CASE("s9 drain from what observes the first forward") {
   const ToyModel model;
-  auto streamer = make(model);
+  auto streamer = make_host(model);
   ToyContext context;
   CHECK_NOTHROW(streamer.forward_observed(
       support::toy_input(), context, [&](bs::BlockId, const at::Tensor&) { streamer.drain(); }));
@@ -190,7 +190,7 @@ TEST_CASE("s9 drain from what observes the first forward") {
 
 TEST_CASE("s10 statistics begin anew with a change of dtype") {
   const ToyModel model;
-  auto streamer = make(model);
+  auto streamer = make_host(model);
   ToyContext context;
   (void)streamer.forward(support::toy_input(), context);
   streamer.to(bs::DType::f64);
@@ -219,7 +219,7 @@ TEST_CASE("s11 changing the input after a forward whose blocks return it") {
 TEST_CASE("s12 passes on the host are not recorded, and it is said why") {
   const ToyModel model;
   for (const auto mode : {bs::HostMode::attached, bs::HostMode::detached}) {
-    auto streamer = make(model, mode, "ram");
+    auto streamer = make_host(model, mode, "ram");
     ToyContext context;
     const auto x = support::toy_input();
     const auto expected = streamer.forward(x, context);

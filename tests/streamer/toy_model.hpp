@@ -22,6 +22,8 @@
 
 #include <support/safetensors_files.hpp>
 
+#include <support/same_bits.hpp>
+
 namespace support {
 namespace bs = block_streamer;
 
@@ -149,14 +151,6 @@ using ToyStreamer = bs::Streamer<ToyBlock, bs::AnyStorage, bs::ExternalOptimizer
 
 [[nodiscard]] inline at::Tensor toy_input(at::ScalarType dtype = at::kFloat) {
   return at::randn({5, toy_width}, at::detail::createCPUGenerator(17)).to(dtype);
-}
-
-/// Same bits, not just close.
-[[nodiscard]] inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  if (a.defined() != b.defined()) return false;
-  if (!a.defined()) return true;
-  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
-         std::memcmp(a.contiguous().data_ptr(), b.contiguous().data_ptr(), a.nbytes()) == 0;
 }
 
 }  // namespace support

@@ -57,7 +57,7 @@ auto stream(std::vector<Block> blocks, Backend backend, const bs::StreamerOption
 /// Parameters' gradients, then inputs'.
 using Gradients = std::vector<at::Tensor>;
 
-std::vector<at::Tensor> inputs_of(std::size_t count) {
+std::vector<at::Tensor> batches_of(std::size_t count) {
   std::vector<at::Tensor> inputs;
   for (std::size_t i = 0; i < count; ++i) {
     auto generator = at::detail::createCPUGenerator(60 + i);
@@ -69,7 +69,7 @@ std::vector<at::Tensor> inputs_of(std::size_t count) {
 
 template <class Streamer>
 Gradients gradients_of(Streamer& streamer, std::size_t micro_batches) {
-  const auto inputs = inputs_of(micro_batches);
+  const auto inputs = batches_of(micro_batches);
   at::manual_seed(11);
   at::Tensor loss;
   for (const at::Tensor& output : streamer.forward(inputs)) {
@@ -89,7 +89,7 @@ Gradients gradients_of(Streamer& streamer, std::size_t micro_batches) {
 /// The inputs of 5 small blocks, in bytes.
 std::uint64_t bytes_of_inputs(std::size_t micro_batches) {
   std::uint64_t bytes = 0;
-  for (const at::Tensor& input : inputs_of(micro_batches)) bytes += 5 * input.nbytes();
+  for (const at::Tensor& input : batches_of(micro_batches)) bytes += 5 * input.nbytes();
   return bytes;
 }
 
@@ -134,7 +134,8 @@ TEST_CASE(
           CHECK(usage.bytes_in == usage.bytes_out);
           CHECK(usage.device_bytes == 0);
           if (!moves) CHECK(usage.peak_device_bytes == bytes_of_inputs(micro_batches));
-          if (moves) CHECK(usage.peak_device_bytes <= 2 * inputs_of(micro_batches).back().nbytes());
+          if (moves)
+            CHECK(usage.peak_device_bytes <= 2 * batches_of(micro_batches).back().nbytes());
           CHECK(std::filesystem::is_empty(folder.path));  // the file has no name
         }
       }
@@ -211,7 +212,7 @@ TEST_CASE("inputs that no backward comes down to are not saved") {
     }
     auto streamer =
         stream(support::blocks_of(modules), bs::HostBackend{detached}, options_for(place, folder));
-    const at::Tensor x = inputs_of(1)[0].detach();
+    const at::Tensor x = batches_of(1)[0].detach();
     const at::Tensor output = streamer.forward(x);
     const auto usage = streamer.activations();
     CHECK(usage.device_bytes + usage.bytes_out == 2 * x.nbytes());
@@ -258,7 +259,7 @@ TEST_CASE("graphs dropped, two alive, kept, run on another thread, and one that 
     for (const auto mode : {attached, detached}) {
       auto reference = make_mlps();
       const auto modules = make_mlps();
-      const auto inputs = inputs_of(3);
+      const auto inputs = batches_of(3);
       at::Tensor last;
       {
         auto streamer =
@@ -273,7 +274,7 @@ TEST_CASE("graphs dropped, two alive, kept, run on another thread, and one that 
       }
       last.backward();
       last = at::Tensor{};
-      const auto same = inputs_of(3);
+      const auto same = batches_of(3);
       for (const std::size_t i : {0U, 1U, 0U, 2U})
         support::resident(reference, same[i]).sum().backward();
       CHECK(support::same_gradients(parameters_of(modules), parameters_of(reference)));
@@ -306,7 +307,7 @@ TEST_CASE("a caller may change the input after the forward: its bytes have left 
         stream(support::blocks_of(modules), bs::HostBackend{detached}, options_for(place, folder));
     auto other = stream(support::blocks_of(same), bs::HostBackend{},
                         options_for(bs::ActivationPlace::device, folder));
-    at::Tensor x = inputs_of(1)[0].detach().clone();
+    at::Tensor x = batches_of(1)[0].detach().clone();
     other.forward(x).sum().backward();
     const at::Tensor output = streamer.forward(x);
     x.fill_(7);

@@ -13,13 +13,13 @@ namespace bs = block_streamer;
 using support::batch;
 using support::make_mlps;
 using support::Mlp;
+using support::modes;
 using support::parameters_of;
 using support::same_bits;
+using support::stream_mlps;
 using support::train_options;
 
 namespace {
-
-constexpr bs::HostMode modes[] = {bs::HostMode::attached, bs::HostMode::detached};
 
 /// A region in which this thread casts on the CPU.
 class Autocast {
@@ -46,15 +46,6 @@ class Autocast {
   at::ScalarType dtype_;
   bool remembers_;
 };
-
-auto stream(const std::vector<Mlp>& modules, bs::HostMode mode, std::uint32_t ahead = 1) {
-  auto blocks = support::blocks_of(modules);
-  auto storage = bs::ram_storage_of(blocks);
-  bs::Streamer streamer{std::move(blocks), std::move(storage), bs::HostBackend{mode},
-                        train_options(ahead)};
-  streamer.train();
-  return streamer;
-}
 
 struct Step {
   at::Tensor output, of_input;
@@ -94,7 +85,7 @@ TEST_CASE("b96 a training forward under autocast has the resident run's bits, gr
           for (std::uint32_t ahead = 0; ahead <= 3; ++ahead) {
             INFO(dtype << " remember " << remember << " backward " << where << " ahead " << ahead);
             auto modules = make_mlps(5, 0.3);
-            auto streamer = stream(modules, mode, ahead);
+            auto streamer = stream_mlps(modules, mode, ahead);
             at::manual_seed(3);
             const Step streamed = step([&](const at::Tensor& x) { return streamer.forward(x); },
                                        dtype, remember, where);
@@ -140,7 +131,7 @@ TEST_CASE("b96 two steps, and forwards without grad, in one region of autocast s
       reference, [&](const at::Tensor& x) { return support::resident(reference, x); }, true);
   for (const auto mode : modes) {
     auto modules = make_mlps();
-    auto streamer = stream(modules, mode);
+    auto streamer = stream_mlps(modules, mode);
     const auto seen = steps(
         modules, [&](const at::Tensor& x) { return streamer.forward(x); }, false);
     CHECK(seen.size() == 2 * (2 + 15));
@@ -187,7 +178,7 @@ TEST_CASE("b97 blocks that share a weight under autocast have its gradient, summ
 
 TEST_CASE("b97 a backward leaves no cast behind, and the thread's own way to cast as it was") {
   auto modules = make_mlps();
-  auto streamer = stream(modules, bs::HostMode::attached);
+  auto streamer = stream_mlps(modules, bs::HostMode::attached);
   at::Tensor loss;
   {
     const Autocast region;
@@ -238,7 +229,7 @@ TEST_CASE("b97 casts are forgotten: those made in a recompute, and the caller's 
   for (const auto& cast : casts) CHECK(cast.expired());
 
   auto modules = make_mlps(), changed = make_mlps();
-  auto of_modules = stream(modules, bs::HostMode::attached);
+  auto of_modules = stream_mlps(modules, bs::HostMode::attached);
   const Autocast region;
   (void)at::linear(batch(), modules[0]->up->weight);  // remembered by LibTorch
   modules[0]->up->weight.data().zero_();
@@ -248,8 +239,8 @@ TEST_CASE("b97 casts are forgotten: those made in a recompute, and the caller's 
 
 TEST_CASE("micro-batches under autocast equal one after another, and inputs may have its type") {
   auto together = make_mlps(), reference = make_mlps();
-  auto streamer = stream(together, bs::HostMode::attached);
-  auto alone = stream(reference, bs::HostMode::attached);
+  auto streamer = stream_mlps(together, bs::HostMode::attached);
+  auto alone = stream_mlps(reference, bs::HostMode::attached);
   const std::vector<at::Tensor> inputs{batch(1), batch(2).to(at::kBFloat16), batch(3)};
   {
     const Autocast region;

@@ -26,6 +26,7 @@
 
 namespace bs = block_streamer;
 using support::batch;
+using support::modes;
 using support::same_bits;
 
 namespace {
@@ -46,7 +47,7 @@ struct OwnLinear : torch::autograd::Function<OwnLinear> {
   }
 };
 
-at::Tensor square(std::uint64_t seed) {
+at::Tensor square_batch(std::uint64_t seed) {
   return (at::randn({12, 12}, at::detail::createCPUGenerator(seed)) * 0.3).set_requires_grad(true);
 }
 
@@ -60,15 +61,13 @@ auto stream(std::vector<Block> blocks, bs::HostMode mode, std::uint32_t ahead = 
   return streamer;
 }
 
-constexpr bs::HostMode modes[] = {bs::HostMode::attached, bs::HostMode::detached};
-
 }  // namespace
 
 TEST_CASE("b85 blocks of equal shape share a slot, which is overwritten before the backward") {
   for (const auto mode : modes) {
     // Frozen weights as well: those stay resident between passes.
     for (const bool frozen : {false, true}) {
-      std::vector<at::Tensor> weights{square(1), square(2), square(3)}, reference;
+      std::vector<at::Tensor> weights{square_batch(1), square_batch(2), square_batch(3)}, reference;
       for (at::Tensor& weight : weights) {
         weight.set_requires_grad(!frozen);
         reference.push_back(weight.detach().clone().set_requires_grad(!frozen));
@@ -164,7 +163,7 @@ TEST_CASE("b92 AdamW with clipping and four micro-batches is the plain step, or 
 
 TEST_CASE("b100 a backward on another thread draws again what the forward drew, and no more") {
   for (const auto mode : modes) {
-    const at::Tensor weight = square(4), reference = square(4);
+    const at::Tensor weight = square_batch(4), reference = square_batch(4);
     const auto block = [](const at::Tensor& w, const at::Tensor& x) {
       return at::tanh(at::linear(at::dropout(x, 0.5, /*train=*/true) + at::randn_like(x), w));
     };
@@ -226,7 +225,8 @@ TEST_CASE("b104 a tied table has one storage, one gradient, one state, through s
   };
   const torch::optim::AdamWOptions form{2e-2};
   for (const auto mode : modes) {
-    const at::Tensor tied = table(), inner = square(6), tied2 = table(), inner2 = square(6);
+    const at::Tensor tied = table(), inner = square_batch(6), tied2 = table(),
+                     inner2 = square_batch(6);
     auto streamer = stream(list(tied, inner), mode);
     const auto parameters = streamer.parameters();
     REQUIRE(parameters.size() == 2);

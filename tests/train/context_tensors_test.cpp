@@ -6,12 +6,11 @@
 
 namespace bs = block_streamer;
 using support::batch;
+using support::modes;
 using support::same_bits;
 using support::train_options;
 
 namespace {
-
-constexpr bs::HostMode modes[] = {bs::HostMode::attached, bs::HostMode::detached};
 
 // [context]
 /// What a list is conditioned on, beside what flows through it.
@@ -25,8 +24,8 @@ struct Conditions {
 // [/context]
 static_assert(bs::context_with_tensors<Conditions>);
 
-struct LayerImpl : torch::nn::Module {
-  LayerImpl() { register_module("linear", linear); }
+struct ConditionedLayerImpl : torch::nn::Module {
+  ConditionedLayerImpl() { register_module("linear", linear); }
   at::Tensor forward(const at::Tensor& x, Conditions& conditions) {
     at::Tensor y = linear->forward(x);
     if (conditions.on) y = at::tanh(y + conditions.shift);
@@ -34,31 +33,32 @@ struct LayerImpl : torch::nn::Module {
   }
   torch::nn::Linear linear{support::width, support::width};
 };
-TORCH_MODULE(Layer);
+TORCH_MODULE(ConditionedLayer);
 
-std::vector<Layer> make_layers(std::size_t count = 5) {
-  std::vector<Layer> modules;
+std::vector<ConditionedLayer> make_layers(std::size_t count = 5) {
+  std::vector<ConditionedLayer> modules;
   for (std::size_t i = 0; i < count; ++i) {
     modules.emplace_back();
     support::fill(*modules.back(), i);
   }
   return modules;
 }
-std::vector<at::Tensor> parameters_of(const std::vector<Layer>& modules) {
+std::vector<at::Tensor> parameters_of(const std::vector<ConditionedLayer>& modules) {
   std::vector<at::Tensor> all;
   for (const auto& module : modules) {
     for (const auto& parameter : module->parameters()) all.push_back(parameter);
   }
   return all;
 }
-using Block = bs::ModuleBlock<Layer, Conditions>;
-at::Tensor resident(std::vector<Layer>& modules, at::Tensor x, Conditions conditions) {
+using ConditionedBlock = bs::ModuleBlock<ConditionedLayer, Conditions>;
+at::Tensor resident(std::vector<ConditionedLayer>& modules, at::Tensor x, Conditions conditions) {
   for (auto& module : modules) x = module->forward(x, conditions);
   return x;
 }
-auto stream(const std::vector<Layer>& modules, bs::HostMode mode, std::uint32_t ahead = 1) {
-  std::vector<Block> blocks;
-  for (const Layer& module : modules) blocks.emplace_back(module);
+auto stream(const std::vector<ConditionedLayer>& modules, bs::HostMode mode,
+            std::uint32_t ahead = 1) {
+  std::vector<ConditionedBlock> blocks;
+  for (const ConditionedLayer& module : modules) blocks.emplace_back(module);
   auto storage = bs::ram_storage_of(blocks);
   bs::Streamer streamer{std::move(blocks), std::move(storage), bs::HostBackend{mode},
                         train_options(ahead)};

@@ -17,24 +17,11 @@ namespace bs = block_streamer;
 using support::batch;
 using support::make_mlps;
 using support::Mlp;
+using support::modes;
 using support::parameters_of;
 using support::same_bits;
+using support::stream_mlps;
 using support::train_options;
-
-namespace {
-
-constexpr bs::HostMode modes[] = {bs::HostMode::attached, bs::HostMode::detached};
-
-auto stream(const std::vector<Mlp>& modules, bs::HostMode mode, std::uint32_t ahead = 1) {
-  auto blocks = support::blocks_of(modules);
-  auto storage = bs::ram_storage_of(blocks);
-  bs::Streamer streamer{std::move(blocks), std::move(storage), bs::HostBackend{mode},
-                        train_options(ahead)};
-  streamer.train();
-  return streamer;
-}
-
-}  // namespace
 
 TEST_CASE("depth x type x accumulation: gradients are the resident run's, bit for bit") {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -59,7 +46,7 @@ TEST_CASE("depth x type x accumulation: gradients are the resident run's, bit fo
       for (std::uint32_t ahead = 0; ahead <= 3; ++ahead) {
         INFO(type << " ahead " << ahead);
         auto modules = make();
-        auto streamer = stream(modules, mode, ahead);
+        auto streamer = stream_mlps(modules, mode, ahead);
         const auto of_inputs = accumulate([&](const at::Tensor& x) { return streamer.forward(x); });
         CHECK(support::same_values(of_inputs, expected));
         CHECK(support::same_gradients(parameters_of(modules), parameters_of(reference)));
@@ -71,7 +58,7 @@ TEST_CASE("depth x type x accumulation: gradients are the resident run's, bit fo
 TEST_CASE("two forwards of one streamer in one loss, one beside or upon the other, on any thread") {
   for (const auto mode : modes) {
     auto modules = make_mlps(), reference = make_mlps();
-    auto streamer = stream(modules, mode);
+    auto streamer = stream_mlps(modules, mode);
     const auto loss = [](auto&& forward) {
       return forward(batch(1)).square().sum() + forward(batch(2)).sum();
     };
@@ -91,7 +78,7 @@ TEST_CASE("two forwards of one streamer in one loss, one beside or upon the othe
 TEST_CASE("a first forward in inference mode leaves nothing that training would trip over") {
   for (const auto mode : modes) {
     auto modules = make_mlps(), reference = make_mlps();
-    auto streamer = stream(modules, mode, 2);
+    auto streamer = stream_mlps(modules, mode, 2);
     at::Tensor output, inference_input;
     {
       const c10::InferenceMode inference;
@@ -110,7 +97,7 @@ TEST_CASE("a first forward in inference mode leaves nothing that training would 
 TEST_CASE("two streamers train in turns, forwards and backwards interleaved") {
   for (const auto mode : modes) {
     auto a = make_mlps(3), b = make_mlps(4), of_a = make_mlps(3), of_b = make_mlps(4);
-    auto first = stream(a, mode, 0), second = stream(b, mode, 2);
+    auto first = stream_mlps(a, mode, 0), second = stream_mlps(b, mode, 2);
     const auto steps = [](auto&& one, auto&& two, const auto& parameters) {
       for (std::uint64_t i = 0; i < 3; ++i) {
         const at::Tensor x = one(batch(i)), y = two(x.detach());

@@ -12,13 +12,12 @@ using support::batch;
 using support::make_mlps;
 using support::Mlp;
 using support::MlpBlock;
+using support::modes;
 using support::parameters_of;
 using support::same_bits;
 using support::train_options;
 
 namespace {
-
-constexpr bs::HostMode modes[] = {bs::HostMode::attached, bs::HostMode::detached};
 
 using MlpStreamer =
     bs::Streamer<MlpBlock, bs::MasterStorage, bs::ExternalOptimizer, bs::HostBackend>;

@@ -17,6 +17,8 @@
 #include <memory>
 #include <vector>
 
+#include <support/same_bits.hpp>
+
 namespace support {
 namespace bs = block_streamer;
 
@@ -85,6 +87,9 @@ inline at::Tensor batch(std::uint64_t seed = 7) {
   return at::randn({6, width}, at::detail::createCPUGenerator(seed));
 }
 
+/// Both ways in which the host plays a device.
+inline constexpr bs::HostMode modes[] = {bs::HostMode::attached, bs::HostMode::detached};
+
 inline bs::StreamerOptions train_options(std::uint32_t ahead, bool cached = false) {
   bs::StreamerOptions options;
   options.prefetch_ahead = ahead;
@@ -92,13 +97,17 @@ inline bs::StreamerOptions train_options(std::uint32_t ahead, bool cached = fals
   return options;
 }
 
-/// Same bits, not just close; both undefined is the same.
-inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  if (a.defined() != b.defined()) return false;
-  if (!a.defined()) return true;
-  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
-         std::memcmp(a.contiguous().data_ptr(), b.contiguous().data_ptr(), a.nbytes()) == 0;
+/// Streams them from RAM, in training mode.
+[[nodiscard]] inline auto stream_mlps(const std::vector<Mlp>& modules, bs::HostMode mode,
+                                      std::uint32_t ahead = 1) {
+  auto blocks = blocks_of(modules);
+  auto storage = bs::ram_storage_of(blocks);
+  bs::Streamer streamer{std::move(blocks), std::move(storage), bs::HostBackend{mode},
+                        train_options(ahead)};
+  streamer.train();
+  return streamer;
 }
+
 inline bool same_gradients(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   bool same = a.size() == b.size();
   for (std::size_t i = 0; same && i < a.size(); ++i) same = same_bits(a[i].grad(), b[i].grad());

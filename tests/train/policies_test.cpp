@@ -25,20 +25,19 @@
 namespace bs = block_streamer;
 using support::batch;
 using support::make_mlps;
+using support::modes;
 using support::parameters_of;
 using support::train_options;
 
 namespace {
-
-constexpr bs::HostMode modes[] = {bs::HostMode::attached, bs::HostMode::detached};
 
 at::Tensor loss_of(const at::Tensor& output, std::uint64_t step) {
   return (output - batch(100 + step)).square().mean();
 }
 
 template <class Optimizer>
-auto stream(const std::vector<support::Mlp>& modules, bs::HostMode mode, Optimizer optimizer,
-            bool cached = false) {
+auto stream_with(const std::vector<support::Mlp>& modules, bs::HostMode mode, Optimizer optimizer,
+                 bool cached = false) {
   auto blocks = support::blocks_of(modules);
   auto storage = bs::ram_storage_of(blocks);
   bs::Streamer streamer{std::move(blocks), std::move(storage), bs::HostBackend{mode},
@@ -158,11 +157,11 @@ TEST_CASE("SGD and AdamW in the backward, and in a sweep, equal torch::optim ove
   for (const auto mode : modes) {
     for (const bool sweep : {false, true}) {
       auto modules = make_mlps();
-      auto sgd = stream(modules, mode, bs::Sgd{{0.9, 0, 0.1}}, /*cached=*/true);
+      auto sgd = stream_with(modules, mode, bs::Sgd{{0.9, 0, 0.1}}, /*cached=*/true);
       train(sgd, 5e-2, sweep);
       CHECK(support::same_values(parameters_of(modules), parameters_of(sgd_reference)));
       auto others = make_mlps();
-      auto streamer = stream(others, mode, bs::AdamW{adamw}, /*cached=*/true);
+      auto streamer = stream_with(others, mode, bs::AdamW{adamw}, /*cached=*/true);
       train(streamer, 3e-2, sweep);
       const auto values = parameters_of(others), expected = parameters_of(adamw_reference);
       // torch::optim's C++ AdamW has its moments by other operations, so other roundings
@@ -272,7 +271,7 @@ TEST_CASE("what an update on another thread throws, the backward throws") {
 TEST_CASE("b107 each parameter counts its own steps, whatever others miss") {
   for (const auto mode : modes) {
     auto modules = make_mlps(3);
-    auto streamer = stream(modules, mode, bs::AdamW{});
+    auto streamer = stream_with(modules, mode, bs::AdamW{});
     for (std::uint64_t step = 1; step <= 5; ++step) {
       modules[1]->up->weight.set_requires_grad(step % 2 == 1);
       streamer.begin_step({step, 1e-2, 1});
@@ -296,7 +295,7 @@ TEST_CASE("b107 each parameter counts its own steps, whatever others miss") {
 TEST_CASE("b106 accumulation and clipping take all gradients first, then step") {
   for (const auto mode : modes) {
     auto modules = make_mlps(), reference = make_mlps();
-    auto streamer = stream(modules, mode, bs::Sgd{{0.9}});
+    auto streamer = stream_with(modules, mode, bs::Sgd{{0.9}});
     torch::optim::SGD sgd{parameters_of(reference), torch::optim::SGDOptions(0.1).momentum(0.9)};
     for (std::uint64_t step = 1; step <= 3; ++step) {
       sgd.zero_grad();
@@ -323,7 +322,7 @@ TEST_CASE("b106 accumulation and clipping take all gradients first, then step") 
 TEST_CASE("misuse of steps is refused, and a backward that fails in one leaves all usable") {
   for (const auto mode : modes) {
     auto modules = make_mlps();
-    auto external = stream(modules, mode, bs::ExternalOptimizer{});
+    auto external = stream_with(modules, mode, bs::ExternalOptimizer{});
     CHECK_THROWS_WITH(external.begin_step({}), ContainsSubstring("parameters()"));
     CHECK_THROWS_WITH(external.step({}), ContainsSubstring("parameters()"));
 

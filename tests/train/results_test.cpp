@@ -10,12 +10,11 @@
 
 namespace bs = block_streamer;
 using support::batch;
+using support::modes;
 using support::same_bits;
 using support::train_options;
 
 namespace {
-
-constexpr bs::HostMode modes[] = {bs::HostMode::attached, bs::HostMode::detached};
 
 /// What flows, the hidden layer, its weights as they are, and where it is positive.
 struct TellingImpl : torch::nn::Module {
@@ -41,10 +40,10 @@ std::vector<Telling> make_telling(std::size_t count = 4) {
   }
   return modules;
 }
-using Block = bs::ModuleBlock<Telling>;
-static_assert(bs::resulting_block<Block>);
+using TellingBlock = bs::ModuleBlock<Telling>;
+static_assert(bs::resulting_block<TellingBlock>);
 static_assert(!bs::resulting_block<support::MlpBlock>);
-using Result = Block::Result;
+using Result = TellingBlock::Result;
 
 std::vector<at::Tensor> parameters_of(const std::vector<Telling>& modules) {
   std::vector<at::Tensor> all;
@@ -58,7 +57,7 @@ Result resident(std::vector<Telling>& modules, at::Tensor x) {
   return modules.back()->forward(x);
 }
 auto stream(const std::vector<Telling>& modules, bs::HostMode mode, std::uint32_t ahead = 1) {
-  std::vector<Block> blocks{modules.begin(), modules.end()};
+  std::vector<TellingBlock> blocks{modules.begin(), modules.end()};
   auto storage = bs::ram_storage_of(blocks);
   bs::Streamer streamer{std::move(blocks), std::move(storage), bs::HostBackend{mode},
                         train_options(ahead)};
@@ -165,7 +164,7 @@ TEST_CASE("a list of unlike blocks, and a tuple of more than tensors, give what 
   auto telling = make_telling(1);
   std::vector<Any> blocks;
   blocks.emplace_back(bs::ModuleBlock<CountingImpl>{std::make_shared<CountingImpl>()});
-  blocks.emplace_back(Block{telling[0]});
+  blocks.emplace_back(TellingBlock{telling[0]});
   auto storage = bs::ram_storage_of(blocks);
   bs::Streamer streamer{std::move(blocks), std::move(storage), bs::HostBackend{}};
   const at::Tensor x = batch(), y = streamer.forward(x);

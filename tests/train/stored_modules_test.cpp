@@ -41,11 +41,11 @@ struct LayerImpl : torch::nn::Module {
   at::Tensor steps;
 };
 TORCH_MODULE(Layer);
-using Block = bs::ModuleBlock<Layer>;
+using StoredBlock = bs::ModuleBlock<Layer>;
 
 /// One at a time, so that no more than one is ever in memory.
-std::vector<Block> make_blocks(std::size_t count, std::int64_t width) {
-  std::vector<Block> blocks;
+std::vector<StoredBlock> make_blocks(std::size_t count, std::int64_t width) {
+  std::vector<StoredBlock> blocks;
   for (std::size_t i = 0; i < count; ++i) {
     Layer layer{width};
     bs::to_meta(*layer);

@@ -34,14 +34,14 @@ struct SplitMatrix {
       : high{cast(matrix, at::kBFloat16)}, low{cast(at::sub(matrix, high), at::kBFloat16)} {}
 };
 
-/// @brief a·b in fp32, of bf16 matrices. A LibTorch that rounds the result multiplies in fp32.
+/// @brief a·b in fp32, of bf16 matrices. Where LibTorch has no such product (on the host, in older
+/// versions) the matrices are widened first.
 template <class Tensor>
 [[nodiscard]] at::Tensor wide_product(const Tensor& a, const Tensor& b) {
   if constexpr (requires { at::mm(a, b, at::kFloat); }) {
-    return at::mm(a, b, at::kFloat);
-  } else {
-    return at::mm(cast(a, at::kFloat), cast(b, at::kFloat));
+    if (a.is_cuda()) return at::mm(a, b, at::kFloat);
   }
+  return at::mm(cast(a, at::kFloat), cast(b, at::kFloat));
 }
 
 /// @brief rows·factor in fp32. rows: (N, n), bf16; factor: (n, r), fp32; result: (N, r).
