@@ -143,8 +143,8 @@ class TrainedModelFiles {
       if (is_weights(name)) names.push_back(name);
     }
     std::ranges::sort(names, std::greater{});  // the index, then model.safetensors
-    std::ranges::stable_partition(
-        names, [](const std::string& name) { return name == detail::index_file_name; });
+    std::stable_partition(names.begin(), names.end(),
+                          [](const std::string& name) { return name == detail::index_file_name; });
     return names;
   }
   [[nodiscard]] static bool holds_other_weights(const std::filesystem::path& folder,
